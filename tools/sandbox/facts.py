@@ -8,12 +8,9 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from toolgym.tools.sandbox.limits import Limits
 from toolgym.tools.sandbox.options import Network
-
-if TYPE_CHECKING:
-    from toolgym.tools.sandbox.base import Limits
 
 PACKAGES = {
     "numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sympy": "sympy", "matplotlib": "matplotlib",
@@ -55,7 +52,7 @@ class SandboxFacts:
 def probe_python(python: str) -> tuple[str, tuple[str, ...]]:
     """Return an interpreter's version and its `PACKAGES`; nothing for an interpreter that cannot be run."""
     if python == sys.executable:
-        modules = [module for module in PACKAGES if importlib.util.find_spec(module) is not None]
+        modules = [module for module in PACKAGES if _is_installed(module)]
         version = list(sys.version_info[:2])
     else:
         command = [python, "-s", "-c", _PROBE, *PACKAGES]
@@ -65,3 +62,10 @@ def probe_python(python: str) -> tuple[str, tuple[str, ...]]:
         except (OSError, subprocess.SubprocessError, ValueError):
             return "", ()
     return ".".join(map(str, version)), tuple(PACKAGES[module] for module in modules)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # an import hook refuses it, or a stub without a spec stands for it
+        return False

@@ -36,7 +36,7 @@ from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
 from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.host.stack_dumps import with_stack
 from toolgym.tools.sandbox.local.kernel.folders import remove
-from toolgym.tools.sandbox.local.protocol.capture import Capture
+from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR, Capture
 from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import RunRequest
 
@@ -171,7 +171,7 @@ class ProcessSandbox(Sandbox):
             stdout=program.out.text().replace(f"{folder}/", ""),  # the folder's random name is noise to a model
             stderr=program.err.text().replace(f"{folder}/", ""),
             return_code=return_code,
-            limit=Limits(output_bytes=most).exceeded(status),
+            limit=Limits(output_bytes=most).exceeded(status, flood_factor=FLOOD_FACTOR),
             duration=duration,
             stdout_truncated=program.out.truncated,
             stderr_truncated=program.err.truncated,

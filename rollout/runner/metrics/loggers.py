@@ -23,7 +23,7 @@ from toolgym.tools.lazy import missing_package
 
 PROJECT = "toolgym"
 
-RUN_ID_TAG = "toolgym.run_id"
+RUN_ID_TAG = "toolgym_run_id"
 """The tag of an MLflow run with toolgym's id of the run."""
 
 PATIENCE = 60.0
@@ -129,7 +129,7 @@ class MLflowLogger:
         experiment: the experiment of the run.
         name: the run's name for a person.
         tracking_uri: where MLflow keeps its runs.
-        run_id: our id of the run, kept as the tag `toolgym.run_id`. A logger with the id of an earlier run in the same
+        run_id: our id of the run, kept as the tag `toolgym_run_id`. A logger with the id of an earlier run in the same
             experiment continues that run.
     """
 

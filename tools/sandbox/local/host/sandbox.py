@@ -44,6 +44,7 @@ from toolgym.tools.sandbox.local.images.archive import ImageInfo
 from toolgym.tools.sandbox.local.images.cache import Images
 from toolgym.tools.sandbox.local.kernel import jail
 from toolgym.tools.sandbox.local.protocol import messages
+from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR
 from toolgym.tools.sandbox.names import OptionError, check_folders, fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import Network, RunRequest, SessionRequest
 
@@ -403,7 +404,7 @@ def _execution_result(answer: Mapping[str, Any], refused: Sequence[str], limits:
         **printed(answer),
         return_code=answer.get("code") if ended_itself else None,
         message="; ".join(text for text in (str(answer.get("message", "")), not_fetched(left_out)) if text),
-        limit=limits.exceeded(status),
+        limit=limits.exceeded(status, flood_factor=FLOOD_FACTOR),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),
         files=files,

@@ -29,6 +29,7 @@ from toolgym.tools.sandbox.local.host.stack_dumps import HEADER, take_dump
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.kernel.harden import MOST_FORKS
 from toolgym.tools.sandbox.local.protocol import answer_codec, marks
+from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR
 from toolgym.tools.sandbox.local.protocol.frames import REPORTED_LIMITS
 from toolgym.tools.sandbox.local.protocol.messages import (
     CellMessage,
@@ -172,7 +173,7 @@ class LocalSession(Session):
             recovered=bool(answer.get("recovered")),
             return_code=exit_status if exits else answer.get("code"),
             line=_line_number(cell.get("line")),
-            limit=self._limits.exceeded(status),
+            limit=self._limits.exceeded(status, flood_factor=FLOOD_FACTOR),
         )
 
     async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
