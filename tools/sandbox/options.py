@@ -65,7 +65,8 @@ class SessionOptions(TypedDict, total=False):
             or what `docker save` wrote. See `docs/task_images.md`. A `LocalSandbox` at the level `namespaces` takes it.
         hint: all code that will run in it, if known. A sandbox may use it to open the session sooner.
         recover: whether a cell that ends or hangs its interpreter leaves the session's variables as they were before
-            the cell (`CellResult.recovered`). Default: true. It costs each cell a fork. Not at the level `landlock`.
+            the cell (`CellResult.recovered`). Default: false, but true for the sessions of tools. It costs each cell a
+            fork of the interpreter. Not at the level `landlock`.
         idle: `pause` stops the threads of its interpreter while no cell and no program runs; `run` does not. Default:
             `pause`. Processes that a cell started run on.
     """

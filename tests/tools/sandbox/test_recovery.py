@@ -109,7 +109,7 @@ async def sandbox():
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def session(sandbox):
-    async with await sandbox.session() as opened:
+    async with await sandbox.session(recover=True) as opened:
         yield opened
 
 
@@ -130,7 +130,7 @@ async def test_each_ending_of_a_cell_keeps_the_variables(session, name):
 @pytest.mark.parametrize("level", SHADOWED[1:])
 async def test_each_ending_keeps_the_variables_at_every_level(level):
     limits = Limits(memory_mb=300, output_bytes=16 * 1024)
-    async with local(level, preload=(), limits=limits) as sandbox, await sandbox.session() as session:
+    async with local(level, preload=(), limits=limits) as sandbox, await sandbox.session(recover=True) as session:
         for name in ENDINGS:
             await test_each_ending_of_a_cell_keeps_the_variables(session, name)
 
@@ -156,7 +156,7 @@ async def test_random_numbers_continue_as_before_the_cell(session):
 
 
 async def test_a_recovered_session_forks_and_runs_programs(sandbox):
-    async with await sandbox.session() as session:
+    async with await sandbox.session(recover=True) as session:
         await session.run_cell("x = 1")
         program = await session.start("sleep 60; echo late")
         await session.checkpoint("before")
@@ -173,7 +173,7 @@ async def test_a_recovered_session_forks_and_runs_programs(sandbox):
 
 
 async def test_processes_of_a_stopped_cell_are_gone_and_earlier_ones_are_not(sandbox):
-    async with await sandbox.session() as session:
+    async with await sandbox.session(recover=True) as session:
         await session.run_cell(SERVER.format("server") + f"import time\nwhile len({SERVERS}) < 3: time.sleep(0.01)")
         stopped = await session.run_cell(SERVER.format("other") + "other.wait()", timeout=0.3)
         assert stopped.status is ExecutionStatus.TIMEOUT
@@ -181,7 +181,7 @@ async def test_processes_of_a_stopped_cell_are_gone_and_earlier_ones_are_not(san
 
 
 async def test_a_session_without_recovery_is_lost(sandbox):
-    async with await sandbox.session(recover=False) as session:
+    async with await sandbox.session() as session:
         lost = await session.run_cell("import os; os._exit(3)")
         assert (lost.alive, lost.recovered, lost.return_code) == (False, False, 3)
     with pytest.raises(ConfigError, match="recover must be true or false"):
@@ -189,14 +189,14 @@ async def test_a_session_without_recovery_is_lost(sandbox):
 
 
 async def test_a_cell_that_kills_its_shadow_loses_the_session(sandbox):
-    async with await sandbox.session() as session:
+    async with await sandbox.session(recover=True) as session:
         lost = await session.run_cell(KILL_OTHERS)
         assert (lost.alive, lost.recovered, lost.return_code) == (False, False, 3)
 
 
 async def test_a_shadow_is_not_waited_for(sandbox):
     cell = "import os\ntry: os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError: print('no child')"
-    async with await sandbox.session() as session:
+    async with await sandbox.session(recover=True) as session:
         assert (await session.run_cell(cell)).stdout == "no child\n"
 
 
@@ -225,7 +225,7 @@ async def test_exit_leaves_standard_input_open(session):
 @pytest.mark.matrix
 async def test_a_server_passes_the_options_on():
     async with ThroughServer(local(SHADOWED[0], preload=())) as server:
-        for options, recovered in (({}, True), ({"recover": False, "idle": "run"}, False)):
+        for options, recovered in (({"recover": True}, True), ({"idle": "run"}, False)):
             session = await server.session(**options)
             result = await session.run_cell("import os; os._exit(3)")
             assert (result.recovered, result.alive, result.return_code) == (recovered, recovered, 3)

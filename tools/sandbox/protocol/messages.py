@@ -86,7 +86,7 @@ class CreateSessionRequest(WireMessage):
     network: Network | None = Field(None, description="what it reaches; null: what the server's programs do")
     folders: list[str] = Field([], max_length=MAX_FOLDERS, description="further folders to write to: absolute names")
     recover: bool | None = Field(
-        None, description="whether a cell that ends the interpreter leaves the variables as before it; null: yes"
+        None, description="whether a cell that ends the interpreter leaves the variables as before it; null: no"
     )
     idle: Idle | None = Field(None, description="what threads do while nothing runs in it; null: they pause")
     files: dict[str, Base64] = Field(

@@ -276,7 +276,7 @@ class LocalSandbox(Sandbox):
             "env": dict(request.env),
             "memory_mb": request.memory_mb if request.memory_mb is not None else self.limits.memory_mb,
             "timeout": START_SESSION,
-            "recover": request.recover is not False,
+            "recover": bool(request.recover),
             "pause": request.idle != "run",
         }
         kind = _Kind(limits, request.network or self._network, check_folders(request.folders))
