@@ -58,8 +58,9 @@ class SessionSetup(pydantic.BaseModel):
     """Further folders that programs may write to, by absolute names, such as `/app`."""
     image: str | None = None
     """An image as the root of the session, see `docs/task_images.md`."""
-    recover: bool = True
-    """Whether a cell that ends or hangs the interpreter leaves the variables as they were before the cell."""
+    recover: bool | None = None
+    """Whether a cell that ends or hangs the interpreter leaves the variables as they were before the cell. Default: yes
+    """
     idle: Idle | None = None
     """`pause` stops the interpreter's threads between calls, `run` does not. Default: `pause`"""
 

@@ -273,7 +273,8 @@ async def open_prepared(sandbox: Sandbox, folder_setup: FolderSetup) -> Session:
 
 
 async def _open(sandbox: Sandbox, options: Mapping[str, Any], *folder_setups: FolderSetup | None) -> Session:
-    session = await sandbox.open_session(SessionRequest.of(options))
+    # A model cannot be asked for what a cell's end has cost it, so it costs nothing unless the task says otherwise.
+    session = await sandbox.open_session(SessionRequest.of({"recover": True, **options}))
     try:
         for folder_setup in folder_setups:
             if folder_setup is not None:

@@ -72,7 +72,7 @@ def test_each_adapter_says_that_its_trainer_is_too_old(tmp_path):
     for package, least in LEAST.items():
         assert re.match(
             rf"MissingExtraError: .* needs {package}(\[[\w-]+\])?>={least}, found 0\.0\.9\. Install it with: .* -m pip "
-            rf"install '{package}(\[[\w-]+\])?>={least}'$",
+            rf"install '{package}(\[[\w-]+\])?>={least}'($|\. )",
             said.get(package, "nothing"),
         ), said
 

@@ -137,7 +137,7 @@ async def test_what_a_session_says_unasked_is_no_answer():
             await session.close()
         mark = f"unasked{os.getpid()}"
         unasked = f"{marking(mark)}{TELL}\nimport threading\nthreading.Timer(0.2, lambda: answer(b'{{}}')).start()"
-        session = await sandbox.session()
+        session = await sandbox.session(idle="run")  # a thread that pauses says nothing
         assert (await session.run_cell(unasked)).alive
         await gone(mark)
         assert (await session.run_cell("1")).status is KILLED

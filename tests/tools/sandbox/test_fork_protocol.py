@@ -293,7 +293,7 @@ def test_a_kernel_that_lists_mappings_says_the_same_as_one_that_is_asked_for_sha
 
 @scoped
 async def test_a_checkpoint_after_a_recovery_and_a_recovery_in_a_fork():
-    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session(recover=True) as origin:
         await origin.run_cell("x = 1")
         assert (await origin.run_cell("import os; os._exit(3)")).alive
         for n in range(20):

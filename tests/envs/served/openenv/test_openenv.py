@@ -131,7 +131,7 @@ async def test_what_a_model_does_wrong_is_an_observation(serve, connect):
 async def test_failures_have_no_reward(serve, connect, caplog):
     service = await serve()
     socket = await connect(service.url)
-    failures = {"crash": "score_failed", "lost": "sandbox_failed", "no host": "sandbox_failed", "nan": "env_failed"}
+    failures = {"crash": "score_failed", "lost": "sandbox_failed", "no host": "sandbox_failed", "nan": "score_failed"}
     for answer, reason in failures.items():
         await socket.ask("reset")
         error = await socket.error("step", {"text": answer})

@@ -94,6 +94,10 @@ class CellProcesses:
         os.close(handle)
         raise ProcessLookupError(f"no orphan {channel.shadow}")
 
+    def is_ending(self, handle: int) -> bool:
+        """Whether the process behind a handle is gone or is about to be."""
+        return usage.is_ending(self._proc, handle)
+
     def _started(self, channel: Channel) -> Iterator[int]:
         """Yield the numbers in /proc of the processes that a cell has started and that have not ended."""
         if self._proc < 0 or not self._spec.can_fork:

@@ -35,6 +35,9 @@ RECOVERY = 5.0
 RECOVERS_FROM = (KillReason.TIMEOUT, KillReason.MEMORY_LIMIT, KillReason.OUTPUT_LIMIT, KillReason.PROTOCOL)
 """Reasons to kill an interpreter, beside its own end, after which the session continues from the shadow."""
 
+REAP_TRIES, REAP_PAUSE = 10, 0.002
+"""How often, and after how many seconds, to ask again for the exit code of an interpreter that init is yet to reap."""
+
 _EXIT_INFO = 1 << 3  # PIDFD_INFO_EXIT, and struct pidfd_info, of <linux/pidfd.h>
 _INFO_SIZE = 80
 _GET_INFO = 0xC000FF0B | _INFO_SIZE << 16
@@ -125,7 +128,7 @@ class Recovery:
         number = channel.shadow
         channel.drain()
         channel.continue_as(handle)
-        if not self._processes.end(channel):
+        if not self._processes.end(channel) or self._processes.is_ending(handle):  # the cell has killed its shadow
             return False
         channel.drain()
         if killed is None and self._spec.ran_out_of_memory(channel.child.slot):
@@ -148,15 +151,17 @@ class Recovery:
     def exit_code(self, channel: Channel) -> int | None:
         """The exit code of an interpreter that is not this process's child, negative for a signal; None: the kernel
         does not tell it (before Linux 6.15)."""
-        info = bytearray(_INFO_SIZE)
-        struct.pack_into("Q", info, 0, _EXIT_INFO)
-        try:
-            ioctl(channel.pidfd, _GET_INFO, info)
-        except OSError:
-            return None
-        if not struct.unpack_from("Q", info)[0] & _EXIT_INFO:
-            return None
-        return os.waitstatus_to_exitcode(struct.unpack_from("i", info, _EXIT_CODE_AT)[0])
+        for _ in range(REAP_TRIES):  # the kernel tells it once the process is reaped
+            info = bytearray(_INFO_SIZE)
+            struct.pack_into("Q", info, 0, _EXIT_INFO)
+            try:
+                ioctl(channel.pidfd, _GET_INFO, info)
+            except OSError:
+                return None
+            if struct.unpack_from("Q", info)[0] & _EXIT_INFO:
+                return os.waitstatus_to_exitcode(struct.unpack_from("i", info, _EXIT_CODE_AT)[0])
+            time.sleep(REAP_PAUSE)
+        return None
 
     def _take_place(self, channel: Channel, number: int) -> None:
         """Have a child, if its first process was the interpreter, go on with the shadow in its place."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import stat
 from collections.abc import Iterable, Sequence
 
@@ -25,6 +26,14 @@ RESERVE = 1 << 30
 
 _AWAKE = "RD"
 """States of threads that run or wait for a processor, and of those that wait for a disk. Source: `proc_pid_stat(5)`."""
+
+_FLAGS = 6
+"""The index of a process's flags in `stat_words`."""
+
+_EXITING = 0x4
+"""PF_EXITING, of the kernel's <linux/sched.h>."""
+
+_KILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
 def own_pages(proc: int) -> tuple[int, int]:
@@ -125,6 +134,17 @@ def status(proc: int, pid: int) -> dict[str, str]:
 def stat_words(proc: int, pid: int) -> list[str]:
     """The fields of a process's `stat` from its state on. Raises `OSError` if it is gone."""
     return _read(proc, f"{pid}/stat").rpartition(")")[2].split()
+
+
+def is_ending(proc: int, pidfd: int) -> bool:
+    """Whether a process is gone, is exiting, or has a SIGKILL that it has not noticed yet."""
+    try:
+        pid = number(proc, pidfd)
+        about, flags = status(proc, pid), int(stat_words(proc, pid)[_FLAGS])
+        pending = int(about["SigPnd"], 16) | int(about["ShdPnd"], 16)
+    except (OSError, KeyError, IndexError, ValueError):
+        return True
+    return bool(flags & _EXITING or pending & _KILL_BIT)
 
 
 def owner(proc: int, pid: int) -> int:
