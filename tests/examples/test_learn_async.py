@@ -34,6 +34,6 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "async_training
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", PROGRAMS, ids=["queue", "vector env"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["queue", "checkpoints", "vector env"])
 def test_a_program_of_the_page_runs(program):
     exec(compile(program, "docs/async_training.md", "exec"), {"__name__": "page"})

@@ -29,7 +29,9 @@ from toolgym.tools.answers import marks, numbers, statements
 from toolgym.tools.errors import error_text, nearest, on_one_line, shorten
 from toolgym.tools.judge import extract_program, same_output
 from toolgym.tools.library import editor, final_answer
-from toolgym.tools.message import assistant, tool_call
+from toolgym.tools.library.code_input import clean_code
+from toolgym.tools.library.terminal import render_terminal
+from toolgym.tools.message import assistant, tool_call, without_thinking
 from toolgym.tools.parsers import get_parser, split_reasoning
 from toolgym.tools.parsers.registry import _PARSERS
 from toolgym.tools.parsers.strict_json import read_json, read_whole_json
@@ -67,7 +69,9 @@ READERS: dict[str, Work] = {
     "fenced_blocks": actions.fenced_blocks,
     "special tokens at the end": actions.without_end_token,
     "patches": actions._DIFF.search,
-    "thinking in turns": lambda text: actions._THINKING.sub("", text),
+    "thinking in turns": without_thinking,
+    "what a terminal shows": render_terminal,
+    "fences around a program": clean_code,
     "marks of replies": canonical._MARK.findall,
     "thinking of Responses": responses_history._THOUGHT.fullmatch,
     "scrub": scrub,
