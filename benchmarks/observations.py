@@ -1,4 +1,4 @@
-"""What a model can read of its programs, and in how many characters: ours beside IPython and SandboxFusion's format.
+"""Compare what a model can read of its programs, and in how many characters, with IPython and SandboxFusion's format.
 
     python benchmarks/observations.py [--only NAME ...] [--show] [--readers ours,stateless,ipython,fusion]
 
@@ -7,8 +7,8 @@ Runs the programs and endings of `toolgym.testing.observations`, and counts the 
 - `ours`: `CodeInterpreterTool` on a `LocalSandbox`, with a session for each program.
 - `stateless`: the same tool with `stateful: false`. A program's cells are joined to one program.
 - `ipython`: a real ipykernel (`pip install ipykernel`). The text is what a notebook shows of each cell: escape
-  sequences and carriage returns are carried out, and the middle of more than 4,096 characters is cut. A cell beyond
-  its time is interrupted, and its kernel is killed if it goes on.
+  sequences and carriage returns are carried out, and the middle of more than 4,096 characters is cut. A cell that is
+  out of time is interrupted. If it still runs, its kernel is killed.
 - `fusion`: the JSON of SandboxFusion's `/run_code` for the joined cells in a plain process, and no other confinement.
 
 Programs that may harm the machine run in the confined readers only. Values and marks that a reader cannot show because
@@ -42,7 +42,7 @@ MAX_CHARS = 4096
 
 
 def joined(program: ObservedProgram) -> ObservedProgram:
-    """Make one program of a program's cells, for readers without sessions. Its marks are those of all cells."""
+    """Join the cells of a program, for readers without sessions. The result has the marks of all cells."""
     marks: dict[str, str] = {}
     for cell in program.cells:
         for kind, pattern in cell.marks.items():
@@ -139,7 +139,7 @@ async def measure(name: str, programs: Sequence[ObservedProgram]) -> list[CellSc
 
 
 def print_table(rows: dict[str, dict[str, list[CellScore]]]) -> None:
-    """Print marks and characters of each reader, beside those of `ours` for the same programs."""
+    """Print the marks and characters of each reader, and the ratio to the characters of `ours`."""
     print("| programs | reader | cells | marks shown | characters | of ours for the same |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for part, readers in rows.items():

@@ -7,12 +7,12 @@ and turns that real conversations have, and compared with what a `ChatRenderer` 
 
 * exact: every comparison holds;
 * refused: `ChatRenderer` refuses it, or the conversation, by name;
-* falsely exact: it is said to be exact, and a comparison fails: a stop token stands inside a turn (`stop`), the
-  thinking is not given back or stands in the answer (`thinking`), or a delta differs from the whole conversation's
-  (`delta`).
+* falsely exact: `toolgym check-template` calls it exact, and a comparison fails. The names of the comparisons are
+  `stop` (no stop token is inside a turn), `thinking` (the thought is read back and is not in the answer) and `delta`
+  (a delta equals the end of the whole conversation).
 
-Templates without tool calls in their text and copies are left out. Without a tokenizer of its own, a template gets one
-with a token for each byte and each marker. The exit status is 1 if a template is falsely exact.
+Templates that do not mention tools, and copies, are skipped. Each template gets a tokenizer with one token for each
+byte and each marker. The exit status is 1 if a template is falsely exact.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from template_table import templates
 from transformers import PreTrainedTokenizerBase
 
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -78,7 +79,7 @@ def survey(path: Path) -> Verdict:
 
 
 def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
-    """A tokenizer with the markers in a template, or those in what it renders if it builds their names."""
+    """Return a tokenizer with the markers in a template. If it builds their names, those in rendered text are taken."""
     tokenizer = byte_tokenizer(template)
     try:
         ChatRenderer(tokenizer)
@@ -120,7 +121,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, promp
             text: str = tokenizer.apply_chat_template(
                 shown, tools=[TOOL.to_openai()], add_generation_prompt=prompt, tokenize=False
             )
-        except Exception:  # noqa: BLE001  a template is a program of its own
+        except Exception:  # noqa: BLE001  a template may raise anything; the next form of the messages is tried
             continue
         return text
     return None
@@ -176,7 +177,8 @@ def wrong_deltas(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> 
                 continue
             truth = whole[whole.rindex(MARK) + len(MARK) :]
             if not truth.endswith(end + renderer._encoder.restore(delta)):
-                yield f"behind {[each['content'] for each in earlier]}: {delta!r}, not {truth!r}"
+                contents = [message["content"] for message in earlier]
+                yield f"after {contents}: {delta!r}, expected {truth!r}"
 
 
 def conversations() -> Iterator[list[Message]]:
@@ -193,16 +195,6 @@ def conversations() -> Iterator[list[Message]]:
             yield [asked, *[message for _ in range(count) for message in (call("a"), result(error))]]
     yield [turn("system", "/no_think"), turn("user", "/think")]
     yield [turn("system", "/think"), turn("user", "/no_think"), turn("assistant", "Yes."), turn("user", "/think")]
-
-
-def templates(folder: Path) -> list[Path]:
-    """Templates that know of tool calls, each text once."""
-    distinct: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*.jinja*")):
-        text = path.read_text(encoding="utf-8")
-        if "tool_calls" in text or "'tool'" in text or '"tool"' in text:
-            distinct.setdefault(text.strip(), path)
-    return list(distinct.values())
 
 
 def main() -> int:

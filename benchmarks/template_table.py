@@ -46,9 +46,10 @@ instructions only, because the template renders no calls. The last column names 
 as *unread*.
 
 *Thinking* has the texts around a thought, which the renderer reads off the template. It is empty if the template writes
-no thoughts. *Looks for words* names the roles of messages in which a word such as `/no_think` changes what follows:
-after such a word, a delta is that of the whole conversation. A template whose stop token also stands inside a turn is
-refused. `benchmarks/template_survey.py --folder FOLDER` looks for templates that are said to be exact and are not.
+no thoughts. *Looks for words* names the roles of messages in which a word such as `/no_think` changes what follows.
+If a conversation has such a word, each delta is cut from the whole rendered conversation. A template whose stop token
+is also inside a turn is refused. `benchmarks/template_survey.py --folder FOLDER` looks for templates that are wrongly
+called exact.
 
 With images, a template is compared with the processor of its model: `toolgym check-template FOLDER` for its folder.
 [Images](images.md) has the families. A template that takes contents as lists of parts only gets them so.
@@ -121,13 +122,13 @@ def verdict(report: TemplateReport) -> tuple[str, str]:
 
 
 def templates(folder: Path) -> list[Path]:
-    """Templates that know of tools, each once."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.glob("*/*.jinja*")):
+    """Return the templates in a folder, at any depth, that mention tools. Copies are left out."""
+    distinct: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.jinja*")):
         text = path.read_text(encoding="utf-8")
         if "tool_calls" in text or "'tool'" in text or '"tool"' in text:
-            found.setdefault(text.strip(), path)
-    return list(found.values())
+            distinct.setdefault(text.strip(), path)
+    return list(distinct.values())
 
 
 def main() -> int:

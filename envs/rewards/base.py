@@ -153,8 +153,9 @@ def begin_score(scorer: OutcomeScorer, outcome: Outcome) -> Score | Coroutine[An
     """Call what `outcome_scorer` returned.
 
     Returns:
-        The score of a function that `runs_inline` marks; a coroutine for the score of an async function, and of a plain
-        one, which is called in a thread; None for a function of a text and a task if the episode has no answer.
+        The score, if `runs_inline` marks the function. Otherwise a coroutine for the score: an async function is
+        awaited, and a plain function is called in a thread. None if the function takes a text and a task, and the
+        episode has no answer.
 
     Raises:
         ConfigError: the scorer returned something else than a `Score` or a finite number. The error names the scorer.

@@ -132,11 +132,11 @@ class DrawsGlobally(Say):
 
 
 class CountsMembers(Say):
-    made = itertools.count()
+    numbers = itertools.count()
 
     def __init__(self):
         super().__init__()
-        self.number = next(self.made)
+        self.number = next(self.numbers)
 
     async def reset(self, **arguments):
         messages, info = await super().reset(**arguments)

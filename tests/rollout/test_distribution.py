@@ -45,8 +45,8 @@ def sampled(temperatures, name="t", **sampling):
         ids = random.integers(3, VOCABULARY, 4).tolist()
         scale = temperature or 1.0
         segments += [Segment.policy(ids, logprobs(ids, before, scale), ["0"] * 4), Segment.env([1])]
-        own = {} if temperature == temperatures[0] else {"temperature": temperature}
-        turns.append(Turn("", "stop", 0, 4, reward=0.0, sampling=own))
+        changed = {} if temperature == temperatures[0] else {"temperature": temperature}
+        turns.append(Turn("", "stop", 0, 4, reward=0.0, sampling=changed))
         before = 1
     return dataclasses.replace(
         played([[(1, 0.0)]], name=name),

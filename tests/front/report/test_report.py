@@ -241,10 +241,10 @@ def policies(*versions, **sampling):
 
 
 def test_a_report_of_one_policy_has_no_note_on_it(tmp_path):
-    one = report(tmp_path / "one.jsonl", [*policies(["7"], ["7", "7"])])
-    assert one.weight_versions == {"7": 2}
-    assert one.distributions == {"temperature 1": 2}
-    assert not one.notes
+    summary = report(tmp_path / "one.jsonl", [*policies(["7"], ["7", "7"])])
+    assert summary.weight_versions == {"7": 2}
+    assert summary.distributions == {"temperature 1": 2}
+    assert not summary.notes
 
 
 def test_a_report_over_versions_of_the_weights_says_so(tmp_path):

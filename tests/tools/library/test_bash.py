@@ -74,8 +74,8 @@ async def test_output_and_errors_come_in_their_order_with_the_exit_code(bash):
 
 
 async def test_a_command_that_ends_the_shell_keeps_the_state(bash):
-    said = await texts(bash, "x=1; cd /; exit 0", "pwd; echo $x", "set -e; y=2; false; echo no", "false; echo $x $y")
-    assert said == ["[No output]", "/\n1", "[Exit code 1]", "1 2"]
+    reply = await texts(bash, "x=1; cd /; exit 0", "pwd; echo $x", "set -e; y=2; false; echo no", "false; echo $x $y")
+    assert reply == ["[No output]", "/\n1", "[Exit code 1]", "1 2"]
 
 
 async def test_a_command_that_hangs_is_stopped_and_the_shell_goes_on(bash):
@@ -216,18 +216,18 @@ AS_BEFORE = "Folder and variables are as before it]"
     "trap 'echo bye; exit 0' EXIT INT TERM",
 ])  # fmt: skip
 async def test_a_command_with_an_exit_trap_keeps_the_state(bash, trap):
-    said = await texts(bash, f"{trap}; cd /usr; export A=2; say() {{ echo said; }}", "echo $PWD $A $(say)")
-    assert said == ["[No output]", "/usr 2 said"]
+    reply = await texts(bash, f"{trap}; cd /usr; export A=2; say() {{ echo said; }}", "echo $PWD $A $(say)")
+    assert reply == ["[No output]", "/usr 2 said"]
 
 
 async def test_exit_runs_the_trap_of_an_earlier_command_once(bash):
-    said = await texts(bash, "trap 'echo bye' EXIT; A=1", "trap -p", "A=2; exit 3", "echo $A; exit 4")
-    assert said == ["[No output]", "trap -- 'echo bye' EXIT", "bye\n[Exit code 3]", "2\n[Exit code 4]"]
+    reply = await texts(bash, "trap 'echo bye' EXIT; A=1", "trap -p", "A=2; exit 3", "echo $A; exit 4")
+    assert reply == ["[No output]", "trap -- 'echo bye' EXIT", "bye\n[Exit code 3]", "2\n[Exit code 4]"]
 
 
 async def test_traces_and_listings_show_nothing_of_the_tool(bash):
-    said = await texts(bash, "set -x", "echo hi; false", "set +x; trap -p; declare -F; ls -A; echo $# $0; jobs")
-    assert said == ["[No output]", "++ echo hi\nhi\n++ false\n[Exit code 1]", "++ set +x\n0 bash"]
+    reply = await texts(bash, "set -x", "echo hi; false", "set +x; trap -p; declare -F; ls -A; echo $# $0; jobs")
+    assert reply == ["[No output]", "++ echo hi\nhi\n++ false\n[Exit code 1]", "++ set +x\n0 bash"]
     names = (await bash("set; env; cat /proc/$$/environ /dev/null | tr '\\0' '\\n'")).text
     assert "shell state" not in names
     assert "POSIXLY" not in names
@@ -244,16 +244,16 @@ async def test_functions_and_aliases_with_names_of_builtins_are_kept(bash):
 
 async def test_readonly_variables_arguments_folders_and_traps_are_kept(bash):
     await bash("readonly R=4; set -- a 'b c'; pushd /usr; pushd /etc; unset HOME; trap 'echo oops' ERR; IFS=:")
-    said = (await bash('echo "$R $# $2 [$HOME] $IFS"; dirs; popd; false; R=5; echo no')).text
-    assert said == ("4 2 b c [] :\n/etc /usr /tmp\n/usr /tmp\noops\nbash: line 1: R: readonly variable\n[Exit code 1]")
+    reply = (await bash('echo "$R $# $2 [$HOME] $IFS"; dirs; popd; false; R=5; echo no')).text
+    assert reply == ("4 2 b c [] :\n/etc /usr /tmp\n/usr /tmp\noops\nbash: line 1: R: readonly variable\n[Exit code 1]")
 
 
 async def test_an_end_of_the_shell_that_loses_the_state_says_so(bash):
     await bash("x=1")
     assert (await bash("x=2; exec echo replaced")).text.startswith("replaced\n[The command ended the shell itself")
     assert (await bash("x=2; kill -9 $$")).text == f"[The shell was killed by SIGKILL (signal 9). {AS_BEFORE}"
-    said = (await bash("x=2; trap 'echo bye' EXIT; exit 3")).text
-    assert said == f"bye\n[Exit code 3]\n[The command ended the shell itself, as `exec` does. {AS_BEFORE}"
+    reply = (await bash("x=2; trap 'echo bye' EXIT; exit 3")).text
+    assert reply == f"bye\n[Exit code 3]\n[The command ended the shell itself, as `exec` does. {AS_BEFORE}"
     large = (await bash("x=$(head -c 2000000 /dev/zero | tr '\\0' x); echo ${#x}")).text
     assert large == f"2000000\n[The shell's variables and functions are too large to be kept. {AS_BEFORE}"
     assert (await bash("builtin() { :; }")).text == "[A function called builtin is not kept]"
@@ -261,30 +261,30 @@ async def test_an_end_of_the_shell_that_loses_the_state_says_so(bash):
 
 
 async def test_a_folder_that_was_removed_is_named(bash):
-    said = await texts(bash, "mkdir -p a/b; cd a/b; rm -r ../b", "basename $PWD", "pwd | tail -c 3")
-    assert said[1].startswith("a\n[The working folder /")
-    assert said[1].endswith("a/b does not exist any more: the command ran above it]")
-    assert said[2] == "/a"
+    reply = await texts(bash, "mkdir -p a/b; cd a/b; rm -r ../b", "basename $PWD", "pwd | tail -c 3")
+    assert reply[1].startswith("a\n[The working folder /")
+    assert reply[1].endswith("a/b does not exist any more: the command ran above it]")
+    assert reply[2] == "/a"
 
 
 async def test_output_is_what_a_terminal_shows_and_signals_have_names(bash):
-    said = await texts(bash, r"printf '10%%\r20%%\r100%%\n\e[31mred\e[0m\n'", "sh -c 'kill -SEGV $$'")
-    assert said[0] == "100%\nred"
-    assert said[1].endswith("[Exit code 139: killed by SIGSEGV (signal 11)]")
+    reply = await texts(bash, r"printf '10%%\r20%%\r100%%\n\e[31mred\e[0m\n'", "sh -c 'kill -SEGV $$'")
+    assert reply[0] == "100%\nred"
+    assert reply[1].endswith("[Exit code 139: killed by SIGSEGV (signal 11)]")
 
 
 async def test_heredocs_syntax_errors_and_return_leave_the_shell_usable(bash):
-    said = await texts(bash, "cat <<E\nfoo", 'echo "open', "return 3", "echo $((1 + 1)) # end")
-    assert said[0].endswith("foo")
-    assert "unexpected EOF" in said[1]
-    assert "can only `return'" in said[2]
-    assert said[3] == "2"
+    reply = await texts(bash, "cat <<E\nfoo", 'echo "open', "return 3", "echo $((1 + 1)) # end")
+    assert reply[0].endswith("foo")
+    assert "unexpected EOF" in reply[1]
+    assert "can only `return'" in reply[2]
+    assert reply[3] == "2"
 
 
 async def test_a_refused_connection_and_a_full_limit_are_explained(bash):
-    said = await texts(bash, "exec 3<>/dev/tcp/127.0.0.1/9", "head -c 70M /dev/zero > f || echo $?")
-    assert said[0].endswith("[There is no network here]"), said
-    assert "[Limit: 64 MiB for one file]" in said[1], said
+    reply = await texts(bash, "exec 3<>/dev/tcp/127.0.0.1/9", "head -c 70M /dev/zero > f || echo $?")
+    assert reply[0].endswith("[There is no network here]"), reply
+    assert "[Limit: 64 MiB for one file]" in reply[1], reply
 
 
 def test_the_description_says_what_holds():

@@ -11,21 +11,28 @@ import pytest
 
 from tests.parameters import first
 
-PATH = Path(__file__).parents[3] / "benchmarks/tool_call_parsers.py"
-SPEC = importlib.util.spec_from_file_location("tool_call_parsers", PATH)
-BENCH = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = BENCH
-SPEC.loader.exec_module(BENCH)
+FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", BENCH.FORMATS)
+def load(name):
+    """Load a program of the folder, which finds the others by their names."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+OUTPUTS, BENCH = load("tool_call_outputs"), load("tool_call_parsers")
+
+
+@pytest.mark.parametrize("name", OUTPUTS.FORMATS)
 @first("outputs", [40, 2000], short=1)
 def test_every_whole_call_is_read_and_no_damaged_one_runs_otherwise(name, outputs):
     counts = Counter()
-    source = BENCH.random.Random(f"test {name}")
-    read = BENCH.own_reader(BENCH.FORMATS[name])
+    source = OUTPUTS.random.Random(f"test {name}")
+    read = BENCH.own_reader(OUTPUTS.FORMATS[name])
     for _ in range(outputs):
-        output = BENCH.draw_output(source, name)
+        output = OUTPUTS.draw_output(source, name)
         BENCH.count_output(counts, output, read(output.text))
     assert counts["well-formed"] > outputs / 4
     assert counts["damaged"] > outputs / 4
@@ -34,7 +41,7 @@ def test_every_whole_call_is_read_and_no_damaged_one_runs_otherwise(name, output
 
 
 def test_the_bench_counts_a_call_that_was_not_meant():
-    output = BENCH.Output("", [("get_time", {})], "tag")
+    output = OUTPUTS.Output("", [("get_time", {})], "tag")
     counts = Counter()
     BENCH.count_output(counts, output, BENCH.Reading([("run_code", {"code": "x"})], False))
     BENCH.count_output(counts, output, BENCH.Reading([], False))

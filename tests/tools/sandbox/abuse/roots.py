@@ -92,7 +92,7 @@ for place in places:
     quietly(os.rename, f"{place}/usr/bin/rm", f"{place}/usr/bin/mr")
     quietly(os.unlink, f"{place}/usr/bin/ls")
     quietly(lambda: open(f"{place}/etc/new", "w").close())
-for folder in ("/.toolgym/image/below", "/.toolgym/w/upper", "/.toolgym/w/work", "/image"):
+for folder in ("/.toolgym/image/below", "/.toolgym/w/upper", "/.toolgym/w/scratch", "/image"):
     if quietly(os.listdir, folder):
         opened(folder, "can be listed")
 """,

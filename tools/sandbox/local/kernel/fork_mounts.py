@@ -51,7 +51,7 @@ def make_root(pidfd: int, origin: int, home: int, hardening: Hardening) -> tuple
         syscalls.mount("tmpfs", BASE, "tmpfs", safe, hardening.file_system)
         names = ["root", *(name for name, _ in hardening.mounts), *(path[1:] for path in hardening.above_runtime)]
         if hardening.image:
-            names += ["upper", "work", "empty"]
+            names += ["upper", "scratch", "empty"]
         for name in names:
             os.mkdir(f"{BASE}/{name}")
             os.chmod(f"{BASE}/{name}", 0o777)

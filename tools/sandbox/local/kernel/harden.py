@@ -21,7 +21,7 @@ TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
 
 def overlay(folder: str) -> str:
     """The options of a file system on top of an image, which keeps changes in `folder`."""
-    return f"lowerdir={jail.IMAGE_BELOW},upperdir={folder}/upper,workdir={folder}/work,userxattr"
+    return f"lowerdir={jail.IMAGE_BELOW},upperdir={folder}/upper,workdir={folder}/scratch,userxattr"
 
 
 _PROC_FLAGS = syscalls.MS_NOEXEC | syscalls.MS_RDONLY
@@ -237,7 +237,7 @@ class Hardening:
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
         if self.image:
-            for name in ("upper", "work", "empty"):
+            for name in ("upper", "scratch", "empty"):
                 _make_folder(batch, f"/w/{name}", 0o755)
             batch.add("mount", "overlay", jail.IMAGE_ROOT, "overlay", safe, overlay("/w"), about=jail.IMAGE_ROOT)
             batch.add("umount2", jail.IMAGE_BELOW, syscalls.MNT_DETACH, about=jail.IMAGE_BELOW)
