@@ -27,7 +27,7 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 ROLES = ("system", "user", "assistant", "tool")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names for the thinking of a message. Templates read one of them."""
 
 
@@ -155,9 +155,9 @@ class ChatTemplate:
             changed["content"] = _as_parts(changed["content"])
         if message["role"] != "assistant":
             return changed
-        reasoning = next((changed[name] for name in _REASONING if name in changed), None)
+        reasoning = next((changed[name] for name in REASONING_FIELDS if name in changed), None)
         if reasoning is not None:  # templates differ in what they call it
-            changed = {**dict.fromkeys(_REASONING, reasoning), **changed, "reasoning_content": reasoning}
+            changed = {**dict.fromkeys(REASONING_FIELDS, reasoning), **changed, "reasoning_content": reasoning}
         if self.json_arguments and message.get("tool_calls"):
             changed["tool_calls"] = [
                 {

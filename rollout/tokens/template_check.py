@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from toolgym.rollout.models.images import ImageProcessor, picture
 from toolgym.rollout.models.processor import processor_of
 from toolgym.rollout.models.tokenizer import holds_tokenizer, load_tokenizer
+from toolgym.rollout.tokens.chat_template import REASONING_FIELDS
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, called
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
@@ -299,7 +300,7 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
 
     def thinking(message: Message) -> Message:
         thought = "Let me see.\nIt is a word."
-        return {**message, "reasoning_content": thought, "thinking": thought}  # type: ignore[typeddict-unknown-key]
+        return {**message, **dict.fromkeys(REASONING_FIELDS, thought)}  # type: ignore[typeddict-item]
 
     asking, answer = call(mark), assistant(f"An animal. {mark}")
     result, hare = results("an animal"), user("And a hare?")
