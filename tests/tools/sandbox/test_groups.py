@@ -254,7 +254,7 @@ async def test_files_on_a_shared_disk_are_watched(level):
             cell = await session.run_cell(large, timeout=120)
             assert (cell.status, cell.alive) == (ExecutionStatus.DISK_LIMIT, False)
         # A thread may go on writing when the cell has ended.
-        async with await sandbox.session() as session:
+        async with await sandbox.session(idle="run") as session:
             thread = "import threading\ndef fill():\n    " + large.replace("\n", "\n    ")
             mark = f"fill{os.getpid()}"
             thread = f"{witness.marking(mark)}{thread}\n    import time; time.sleep(20)\n"

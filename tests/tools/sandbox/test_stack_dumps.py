@@ -40,6 +40,16 @@ def test_the_stack_of_the_program_is_taken_out_of_its_errors(stderr, left, why):
     assert take_dump(stderr, "<cell ", CODE) == (left, why, FRAMES)
 
 
+@pytest.mark.parametrize("head", ["Current thread 0x", "Thread 0x00007f0a1 (most rec"])
+def test_a_dump_that_ends_in_its_first_line_is_left_out(head):
+    assert take_dump(f"before\n{head}", "<cell ", CODE) == ("before\n", "", [])
+
+
+@pytest.mark.parametrize("line", ['  File "<stri', "Current thread 0x0"])
+def test_the_line_of_a_dump_that_is_not_finished_is_left_out(line):
+    assert take_dump(f"before\n{DUMP}{line}", "<cell ", CODE) == ("before\n", "", FRAMES)
+
+
 def test_other_errors_are_left_alone():
     assert take_dump("Traceback (most recent call last):\nKeyError: 1\n", "<cell ", "") is None
     assert take_dump("a line (most recent call first):\n", "<cell ", "") is None

@@ -19,8 +19,12 @@ _DUMP = re.compile(
     r"(?P<stacks>(?:(?:Current thread|Thread) 0x[0-9a-f]+(?: \[[^\n]*\])? \(most recent call first\):\n"
     r'(?:  (?:File "[^"\n]*", line \d+ in [^\n]*|\.\.\.|<no Python frame>)\n)*+(?:\n(?=(?:Current t|T)hread 0x))?)++)'
     r"(?:\nCurrent thread's C stack trace[^\n]*\n(?:  [^\n]*\n)*+)?"
+    r"(?:(?: +|(?:Current t|T)hread 0x)[^\n]*\Z)?"  # a line that is not finished
     r"(?:\nExtension modules: [^\n]*\n?)?"
 )
+_UNFINISHED_HEAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]*(?: [^\n]*)?\Z", re.MULTILINE)
+"""All that there is of a dump whose process was killed while it wrote the first line."""
+
 _FRAME = re.compile(r'^  File "([^"\n]*)", line (\d+) in ([^\n]*)$', re.MULTILINE)
 
 
@@ -35,6 +39,7 @@ class StackDump(NamedTuple):
 def take_dump(stderr: str, source: str, code: str) -> StackDump | None:
     """Take the last dump out of a program's error output. Returns None if there is no dump.
 
+    A dump is unfinished if its process was killed while it wrote; only its whole lines are read.
     Frames of the sandbox are left out, and those outside of the program too. Of several threads, the
     main thread is taken if it runs the program. The source is added to frames of the file whose code is running.
 
@@ -43,11 +48,12 @@ def take_dump(stderr: str, source: str, code: str) -> StackDump | None:
         source: the beginning of the program's file name: that of a run, or `<cell ` for a cell of a session.
         code: the text of the program.
     """
-    if "(most recent call first):" not in stderr:
+    if "hread 0x" not in stderr:
         return None
     matches = [*_DUMP.finditer(stderr)]
     if not matches:
-        return None
+        unfinished = _UNFINISHED_HEAD.search(stderr)
+        return unfinished and StackDump(stderr[: unfinished.start()], "", [])
     match = matches[-1]
     stacks = [_FRAME.findall(stack) for stack in match["stacks"].split(" (most recent call first):\n")[1:]]
     # The main thread comes last.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-OURS = frozenset({"cpu_time", "memory_bytes", "reason", "stdout_truncated", "stderr_truncated"})
+OURS = frozenset({"cpu_time", "limit", "memory_bytes", "reason", "stdout_truncated", "stderr_truncated"})
 """Fields of a command's result that SandboxFusion does not have."""
 
 UNCOMPARED = frozenset({"input", "url", "ctx", "msg"})
