@@ -22,7 +22,8 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.episode_settings import sampling_from
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
-from toolgym.rollout.adapters.trl.vllm import Colocated, require_usable_vllm, server_engine
+from toolgym.rollout.adapters.trl.trainer_checks import require_known_ends, require_usable
+from toolgym.rollout.adapters.trl.vllm import Colocated, server_engine
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOTrainer
 
-_PROBE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> 12345 \u00e9 #### 6.5'
 _SamplingEngine: TypeAlias = TransformersEngine | OpenAICompatible | CallableEngine
 
 
@@ -191,7 +191,7 @@ class Spec:
     @cached_property
     def reward_funcs(self) -> EnvReward:
         """The reward function: the env's own rewards, on either road; None if the infrastructure failed."""
-        return EnvReward(frozenset(ChatRenderer(self.tokenizer).stop_token_ids))
+        return EnvReward(self.tokenizer)
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """Play one episode for each prompt with the trainer's model, or its vLLM. TRL calls it.
@@ -299,16 +299,22 @@ class _Given(Scheduler):
         return (trajectory,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnvReward:
     """The env's own rewards as TRL asks for them; None if the infrastructure failed.
 
-    `end_ids` are those that end a turn. A completion without one at its end was cut.
+    With `environment_factory`, it raises ConfigError at the first call if the trainer does not know the tokens that end
+    a turn. TRL gives a reward function nothing of the trainer but its method `log_metric`.
     """
 
-    end_ids: frozenset[int]
+    tokenizer: PreTrainedTokenizerBase
 
     __name__ = "toolgym_reward"  # TRL's name for it in its logs
+
+    @cached_property
+    def _end_ids(self) -> frozenset[int]:
+        """Ids that end a turn. A completion without one at its end was cut."""
+        return frozenset(ChatRenderer(self.tokenizer).stop_token_ids)
 
     def __call__(
         self,
@@ -323,7 +329,10 @@ class EnvReward:
             for reason in sorted(set(columns[STOP_REASON])):
                 log_metric(f"toolgym/{reason}", columns[STOP_REASON].count(reason) / len(rewards))
         elif environments is not None and all(isinstance(environment, ToolEnvironment) for environment in environments):
-            whole = [ids[-1] in self.end_ids for ids in completion_ids]
+            trainer = getattr(log_metric, "__self__", None)
+            if trainer is not None:
+                require_known_ends(trainer, self.tokenizer, samples_by_itself=True)
+            whole = [ids[-1] in self._end_ids for ids in completion_ids]
             rewards = finish_all(environments, list(map(_answer, completions)), whole)
         else:
             raise ConfigError(
@@ -377,47 +386,6 @@ def sampling_of(trainer: GRPOTrainer, sampling: SamplingParams) -> SamplingParam
     """Return the trainer's sampling, with the spec's `max_new_tokens` for one turn and its stop tokens."""
     most = min(sampling.max_new_tokens, trainer.max_completion_length or sampling.max_new_tokens)
     return replace(sampling_from(trainer.args, most), stop_token_ids=sampling.stop_token_ids)
-
-
-def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    if trainer.tools:
-        raise ConfigError(
-            "a trainer with rollout_func takes neither tools nor environment_factory: TRL would run its own tool loop "
-            "over the episodes, and train on the env's tokens"
-        )
-    if trainer.use_vllm:
-        require_usable_vllm(trainer)
-    args = trainer.args
-    if args.repetition_penalty != 1.0 or args.generation_kwargs:
-        raise ConfigError(
-            "rollout_func samples by temperature, top_p, top_k and min_p alone, got "
-            f"repetition_penalty={args.repetition_penalty!r} and generation_kwargs={args.generation_kwargs!r}"
-        )
-    _require_ends_that_trl_knows(args, tokenizer)
-    theirs = trainer.processing_class
-    if theirs is not tokenizer:
-        same = theirs.get_vocab() == tokenizer.get_vocab() and theirs.encode(_PROBE) == tokenizer.encode(_PROBE)
-        same = same and theirs.chat_template == tokenizer.chat_template
-        if not same:
-            raise ConfigError(
-                "the trainer has another tokenizer, or another chat template, than the spec: give it "
-                "GRPOTrainer(processing_class=spec.tokenizer)"
-            )
-
-
-def _require_ends_that_trl_knows(args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError if TRL would take whole turns for truncated ones, mask them, and train on nothing."""
-    if not args.mask_truncated_completions:
-        return
-    known = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-    others = sorted(set(ChatRenderer(tokenizer).stop_token_ids) - known)
-    if others:
-        shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(others)))
-        raise ConfigError(
-            f"mask_truncated_completions=True masks every completion whose last token is not the tokenizer's eos token "
-            f"{tokenizer.eos_token!r}, and turns of this chat template end with {shown}: TRL would train on nothing. "
-            "Leave it out, or give the policy's tokenizer and generation_config the eos token that ends its turns"
-        )
 
 
 def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:

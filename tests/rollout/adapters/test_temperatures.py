@@ -272,16 +272,50 @@ def test_skyrl_is_not_left_with_groups_of_one(skyrl):  # noqa: F811
     _require_groups(cfg("gae", 1))
 
 
-def test_trl_does_not_mask_turns_that_end_with_another_token_than_eos(tokenizer):
-    pytest.importorskip("trl")
-    from toolgym.rollout.adapters.trl.spec import _require_ends_that_trl_knows
+def trl_trainer(*eos_token_ids, masks=False, **generation):
+    args = SimpleNamespace(mask_truncated_completions=masks, generation_kwargs=generation)
+    return SimpleNamespace(args=args, eos_token_ids=list(eos_token_ids))
 
+
+@pytest.fixture(scope="module")
+def base_tokenizer(tokenizer):
+    """A tokenizer whose eos token is not the token that ends a turn, as many base models have it."""
     other = copy.deepcopy(tokenizer)
     other.eos_token = other.pad_token = "<|endoftext|>"
-    _require_ends_that_trl_knows(SimpleNamespace(mask_truncated_completions=True), tokenizer)
-    _require_ends_that_trl_knows(SimpleNamespace(mask_truncated_completions=False), other)
-    with pytest.raises(ConfigError, match="<|im_end|>.*TRL would train on nothing"):
-        _require_ends_that_trl_knows(SimpleNamespace(mask_truncated_completions=True), other)
+    return other
+
+
+def test_trl_does_not_mask_turns_that_end_with_another_token_than_eos(tokenizer, base_tokenizer):
+    pytest.importorskip("trl")
+    from toolgym.rollout.adapters.trl.trainer_checks import require_known_ends
+
+    end, eos = tokenizer.eos_token_id, base_tokenizer.eos_token_id
+    require_known_ends(trl_trainer(end, masks=True), tokenizer)
+    require_known_ends(trl_trainer(eos), base_tokenizer)
+    require_known_ends(trl_trainer(eos, end, masks=True), base_tokenizer)  # generation_config has it
+    for generation in ({}, {"eos_token_id": end}):  # what truncates does not look at generation_kwargs
+        with pytest.raises(ConfigError, match=r"<\|im_end\|>.*TRL would train on nothing"):
+            require_known_ends(trl_trainer(eos, masks=True, **generation), base_tokenizer)
+
+
+def test_trls_own_loop_does_not_sample_past_the_end_of_a_turn(tokenizer, base_tokenizer):
+    pytest.importorskip("trl")
+    from toolgym.rollout.adapters.trl.spec import EnvReward
+    from toolgym.rollout.adapters.trl.trainer_checks import require_known_ends
+
+    class Trainer(SimpleNamespace):
+        def _log_metric(self, name, value):
+            pass
+
+    end, eos = tokenizer.eos_token_id, base_tokenizer.eos_token_id
+    for trainer in (trl_trainer(eos, end), trl_trainer(eos, eos_token_id=[end])):
+        require_known_ends(trainer, base_tokenizer, samples_by_itself=True)
+    with pytest.raises(ConfigError, match="sample past the end of its turn"):
+        require_known_ends(trl_trainer(eos), base_tokenizer, samples_by_itself=True)
+    for trainer, words in ((trl_trainer(eos), "past the end"), (trl_trainer(eos, masks=True), "train on nothing")):
+        log_metric = Trainer(**vars(trainer))._log_metric
+        with pytest.raises(ConfigError, match=words):
+            EnvReward(base_tokenizer)([], [], environments=[], log_metric=log_metric)
 
 
 def test_the_model_of_these_tests_tells_temperatures_apart():

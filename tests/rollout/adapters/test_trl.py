@@ -168,6 +168,28 @@ def test_steps_with_environment_factory_shows_the_policy_the_same_prompt(spec, t
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("masks", "message"), [(True, "TRL would train on nothing"), (False, "sample past the end of its turn")]
+)
+def test_environment_factory_needs_the_token_that_ends_turns(spec, tmp_path, masks, message):
+    spec.tokenizer.eos_token = "<|endoftext|>"
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(spec.policy)
+    model.generation_config.eos_token_id = spec.tokenizer.eos_token_id
+    trainer = Probed(
+        model=model,
+        args=arguments(tmp_path, max_steps=1, mask_truncated_completions=masks),
+        train_dataset=spec.train_dataset,
+        processing_class=spec.tokenizer,
+        reward_funcs=spec.reward_funcs,
+        environment_factory=spec.environment_factory,
+    )
+    with pytest.raises(ConfigError, match=message):
+        trainer.train()
+
+
+@pytest.mark.long
 def test_several_envs_by_the_column_environment(spec, make_env, tmp_path):
     from datasets import concatenate_datasets
 
