@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.metrics.run_history import RunHistory, history_of
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.scheduler import Scheduler
@@ -32,6 +33,12 @@ class RunnerProtocol(Protocol):
     replies of the engine give the same trajectories, whatever runs at the same time and wherever it runs."""
 
     config: RunConfig
+
+    @property
+    def history(self) -> RunHistory:
+        """The earlier runs of this runner's engine, or of the runner itself if its workers have the engines."""
+        engine = getattr(self, "engine", None)
+        return history_of(self if engine is None else engine)
 
     def stream(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
@@ -133,10 +140,38 @@ def checked_sinks(sinks: Sequence[Sink]) -> tuple[Sink, ...]:
     return tuple(sinks)
 
 
-def write_to_all(sinks: Sequence[Sink], trajectory: Trajectory, on_error: Callable[[Exception], None]) -> None:
-    """Write a trajectory to all sinks. An error of one goes to `on_error`, and the others get it all the same."""
-    for sink in sinks:
-        try:
-            sink.write(trajectory)
-        except Exception as error:  # noqa: BLE001  the run raises it when the episodes that run have finished
-            on_error(error)
+class Delivery:
+    """Gives the trajectories of one run to the sinks and to the runner's history, before the consumer gets them.
+
+    Args:
+        runner: the runner of the run.
+        sinks: get each trajectory. An error of a sink goes to `on_error`, and the other sinks get the trajectory.
+        on_error: breaks the run off.
+        weight_version: of the engine when the run begins. None if it is not known.
+    """
+
+    def __init__(
+        self,
+        runner: RunnerProtocol,
+        sinks: Sequence[Sink],
+        on_error: Callable[[Exception], None],
+        weight_version: str | None = None,
+    ) -> None:
+        self._sinks, self._on_error = sinks, on_error
+        self._history = None if runner.config.validate else runner.history
+        if self._history is not None:
+            self._history.began(runner.config, weight_version)
+
+    def add(self, trajectory: Trajectory) -> None:
+        for sink in self._sinks:
+            try:
+                sink.write(trajectory)
+            except Exception as error:  # noqa: BLE001  the run raises it when the episodes that run have finished
+                self._on_error(error)
+        if self._history is not None:
+            self._history.add(trajectory)
+
+    def end(self) -> None:
+        """Note that the run has given out all of its trajectories: a training step ends."""
+        if self._history is not None:
+            self._history.end_step()

@@ -17,14 +17,13 @@ from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
-from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
+from toolgym.rollout.runner.base import Delivery, RunnerProtocol, Sink, checked_sinks
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory, JobEpisode, MakeEpisode, end_as
 from toolgym.rollout.runner.envs.env_pool import EnvPools, Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.envs.role_plan import RolePlan
 from toolgym.rollout.runner.envs.roles import RolesEpisode, checked_roles, lost_job
-from toolgym.rollout.runner.metrics.run_history import history_of
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_episode import policy_renderer
 from toolgym.rollout.runner.run_settings import run_settings
@@ -170,18 +169,14 @@ class Runner(RunnerProtocol):
                 if (episodes := factory.episodes) is not None:
                     opened = episodes(self.engine, self.tokenizer, self.config)
                     run.make_episode[factory.env_id] = await stack.enter_async_context(opened)
-            history = history_of(self.engine)
-            history.began(self.config, self.engine.weight_version)
+            delivery = Delivery(self, self.sinks, run.break_off, self.engine.weight_version)
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
             try:
                 async for trajectory in run.finished:
-                    write_to_all(self.sinks, trajectory, run.break_off)
-                    if not self.config.validate:
-                        history.add(trajectory)
+                    delivery.add(trajectory)
                     yield trajectory
-                if not self.config.validate:
-                    history.end_step()
+                delivery.end()
                 if run.broken is not None:
                     raise run.broken
             finally:

@@ -15,7 +15,6 @@ from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.metrics.run_history import history_of
 from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler, Observe
 from toolgym.rollout.runner.scheduling.open_group import Member, OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
@@ -224,7 +223,7 @@ class RolloutQueue:
         self._ready.sort(key=lambda group: group[0].task_index)
         batch, self._ready = self._ready[: self.batch_size], self._ready[self.batch_size :]
         if not self._config.validate and self._taken:  # a queue that ends is a step, too
-            history_of(self._engine).end_step()
+            self._runner.history.end_step()
         self._taken, self._owed = self._taken + len(batch), True
         for group in batch:
             self._tasks.settle(group[0].task_index)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout import RunConfig, rollout
+from toolgym.rollout.runner.base import Delivery, RunnerProtocol
 from toolgym.tools.message import user
 
 TASKS = [Task((user(f"question {number}"),), id=str(number)) for number in range(3)]
@@ -65,13 +67,39 @@ async def test_one_signal_validation_and_single_episodes_say_nothing(scripted, w
     assert not warnings("Nothing can be learnt")
 
 
+class FarRunner(RunnerProtocol):
+    """A runner that has no engine in this process, with finished trajectories."""
+
+    def __init__(self, trajectories, **config):
+        self.trajectories, self.config = trajectories, RunConfig(**config)
+
+    async def stream(self, tasks=(), **kwargs):
+        delivery = Delivery(self, (), print)
+        for trajectory in self.trajectories:
+            delivery.add(trajectory)
+            yield trajectory
+        delivery.end()
+
+
+async def test_a_runner_without_an_engine_warns_once_too(scripted, warnings):
+    group = await run(scripted(lambda *_: "done"), 0)
+    runner, validating = FarRunner(group, seed=1), FarRunner(group, seed=1, validate=True)
+    for step in range(3):
+        runner.config = replace(runner.config, training_step=step)
+        assert len(warnings("Nothing can be learnt")) == (step == 2)
+        await runner.run(())
+        await validating.run(())
+    assert runner.history is not validating.history
+    assert not warnings("the same sampling seeds")
+
+
 async def test_a_seed_without_a_training_step_is_named_at_the_third_run(scripted, warnings):
     engine = scripted(lambda *_: "done")
     for count in range(4):
         assert len(warnings("the same sampling seeds")) == (count == 3)
         await run(engine, 0)
     [text] = warnings("the same sampling seeds")
-    assert "3 runs of this engine had seed 1 and training step 0" in text
+    assert "3 runs of this engine or runner had seed 1 and training step 0" in text
 
 
 async def test_a_seed_of_other_weights_is_named_at_once_and_counting_up_is_silent(scripted, warnings):

@@ -1,4 +1,4 @@
-"""Warnings about several runs of one engine: a seed that is used again, and steps in which no group has a signal."""
+"""Warnings about several runs of one engine or runner: a seed that is used again, and steps without a signal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from weakref import WeakKeyDictionary
 
-from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import on_one_line, shorten
@@ -25,7 +24,7 @@ _log = logging.getLogger("toolgym.rollout")
 
 
 class RunHistory:
-    """The seeds and rewards of the training runs of one engine, until a warning was given or is not needed."""
+    """The seeds and rewards of the training runs of an engine or a runner, until a warning is not needed any more."""
 
     def __init__(self) -> None:
         self._seeds: dict[tuple[int, int], tuple[int, str | None]] = {}  # runs, and the weights of the first
@@ -50,9 +49,9 @@ class RunHistory:
         if runs + 1 >= REPEATED or version != weight_version:
             self._warned_of_seed = True
             _log.warning(
-                "%d runs of this engine had seed %d and training step %d, so they have the same tasks of a source, the "
-                "same seeds of envs and the same sampling seeds. To train, count up RunConfig(training_step=...) or "
-                "leave the seed out",
+                "%d runs of this engine or runner had seed %d and training step %d, so they have the same tasks of a "
+                "source, the same seeds of envs and the same sampling seeds. To train, count up "
+                "RunConfig(training_step=...) or leave the seed out",
                 runs + 1,
                 *key,
             )
@@ -117,15 +116,15 @@ class RunHistory:
         self._unknown.clear()
 
 
-_histories: WeakKeyDictionary[Engine, RunHistory] = WeakKeyDictionary()
+_histories: WeakKeyDictionary[object, RunHistory] = WeakKeyDictionary()
 
 
-def history_of(engine: Engine) -> RunHistory:
-    """Return the history of the runs of an engine in this process."""
+def history_of(owner: object) -> RunHistory:
+    """Return the history of the runs of an engine, or of a runner whose workers have the engines, in this process."""
     try:
-        history = _histories.get(engine)
+        history = _histories.get(owner)
         if history is None:
-            history = _histories[engine] = RunHistory()
+            history = _histories[owner] = RunHistory()
     except TypeError:  # an engine of a user's that has no hash, or no weak references
         return RunHistory()
     return history

@@ -14,7 +14,7 @@ import cloudpickle
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.observer import EpisodeObserver, checked_observers, observed_run
-from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
+from toolgym.rollout.runner.base import Delivery, RunnerProtocol, Sink, checked_sinks
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.role_plan import RolePlan
@@ -177,11 +177,13 @@ class RayRunner(RunnerProtocol):
             )
             stack.callback(run.failures.warn)
             stack.enter_context(observed_run(self.observers))
+            delivery = Delivery(self, self.sinks, run.break_off)
             playing = asyncio.create_task(run.play(ready, first))
             try:
                 async for trajectory in run.finished:
-                    write_to_all(self.sinks, trajectory, run.break_off)
+                    delivery.add(trajectory)
                     yield trajectory
+                delivery.end()
                 if run.broken is not None:
                     raise run.broken
             finally:

@@ -9,6 +9,7 @@ import signal
 import socket
 from contextlib import aclosing
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -21,6 +22,7 @@ from toolgym.rollout.endpoint import make_run
 from toolgym.rollout.engines.base import EngineLoad, PauseMode, SamplingParams
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, at_turns
+from toolgym.rollout.runner.metrics import run_history
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
 pytestmark = pytest.mark.ray
@@ -114,6 +116,16 @@ def test_of_jobs_that_share_a_worker_only_the_one_that_kills_it_fails(runner, tm
     assert "its worker died 3 times" in made[3].error.message
     assert len(set(lines(note))) == 3
     assert "1 of 12 episodes failed with worker_died" in caplog.text
+
+
+def test_two_steps_without_a_signal_say_why(runner, caplog, monkeypatch):
+    monkeypatch.setattr(run_history, "_histories", WeakKeyDictionary())
+    with caplog.at_level(logging.WARNING, logger="toolgym.rollout"):
+        for step in range(2):
+            assert "Nothing can be learnt" not in caplog.text
+            runner.config = RunConfig(seed=7, group_size=2, training_step=step)
+            asyncio.run(runner.run([task(0)]))
+    assert "Nothing can be learnt from 2 steps with 4 episodes" in caplog.text
 
 
 def test_an_observer_hears_of_the_run_and_of_its_episodes(runner):
