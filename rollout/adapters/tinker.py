@@ -16,7 +16,7 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout.adapters.trainer_row import require_no_images, require_temperature
+from toolgym.rollout.adapters.trainer_row import require_known_distribution, require_no_images
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages.advantages import grouped
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
@@ -345,7 +345,7 @@ def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
     usable = [member for member in members if member.usable]
     for member in usable:
         require_no_images(member, "tinker-cookbook")
-        require_temperature(member, "Tinker", 1.0)  # Tinker's losses take logits as they are
+        require_known_distribution(member, "Tinker", 1.0)  # Tinker's losses take logits as they are
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(member) for member in usable],
         final_rewards_G=[float(member.reward) for member in usable],

@@ -10,6 +10,7 @@ import math
 
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.trajectory.distribution import GRAMMAR_ADVICE
 from toolgym.tools.errors import BatchError, ConfigError
 
 with needs("torchrl", "A batch for TorchRL"):
@@ -22,7 +23,8 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
 
     The `advantages`, float `[rows]` or `[rows, response]`, are for example those of `batch.per_row(trajectories,
     group_advantages(trajectories))`; parts of the batch (`Batch.select`) may go in later. Raises BatchError if they are
-    of another shape, or one is not finite, and ConfigError if tokens were sampled at another temperature than 1.
+    of another shape, or one is not finite, and ConfigError if tokens were sampled at another temperature than 1, or
+    under a grammar.
 
     Returns:
         `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,
@@ -31,6 +33,11 @@ def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a toolgym Batch, as make_batch(trajectories, ...) makes it, got {batch!r:.200}")
+    if any(distribution.grammar is not None for row in batch.distributions for distribution in row):
+        raise ConfigError(
+            "the batch has turns that were sampled under a grammar, and TorchRL computes log-probabilities over all "
+            f"tokens: {GRAMMAR_ADVICE}"
+        )
     scales = batch.temperatures[batch.response_mask.bool()].unique().tolist()
     if any(not math.isclose(scale, 1.0, rel_tol=1e-6) for scale in scales):
         raise ConfigError(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.rollout.models.images import ImageProcessor
-from toolgym.rollout.trajectory.distribution import UNSCALED, distributions_of
+from toolgym.rollout.trajectory.distribution import GRAMMAR_ADVICE, UNSCALED, distributions_of
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, ConfigError
@@ -48,20 +48,21 @@ class TrainerRow:
             trajectory: the trajectory.
             trainer: name of the trainer, for errors.
             several: whether the trainer takes several rows of one episode.
-            temperature: see `require_temperature`.
+            temperature: see `require_known_distribution`.
             advice: end of the error that there are several rows.
             processor: of the rollout's images.
 
         Raises:
             BatchError: there are several rows and the trainer takes one, or there are images and no processor makes
                 pixel inputs of them.
-            ConfigError: the trainer divides logits by another temperature than the sampler.
+            ConfigError: the trainer divides logits by another temperature than the sampler, or the policy sampled under
+                a grammar.
         """
         [trajectory] = require_trajectories([trajectory])
         if not trajectory.usable:
             return []
         require_no_images(trajectory, trainer, processor)
-        require_temperature(trajectory, trainer, temperature)
+        require_known_distribution(trajectory, trainer, temperature)
         if processor is not None:
             from toolgym.rollout.batch.make import sampled_image_token  # needs torch
 
@@ -136,22 +137,28 @@ class TrainerRow:
         return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
 
 
-def require_temperature(trajectory: Trajectory, trainer: str, temperature: float | None) -> None:
-    """Raise ConfigError if a trajectory was sampled at another temperature than its trainer divides logits by.
+def require_known_distribution(trajectory: Trajectory, trainer: str, temperature: float | None) -> None:
+    """Raise ConfigError if the importance ratios of a trajectory would not begin at 1.
 
-    The importance ratios would not begin at 1. Trajectories of a validation are not trained on, so they may have any
-    temperature. Greedy tokens, whose log-probabilities engines do not scale, are those of temperature 1.
+    That is so if the trajectory was sampled at another temperature than its trainer divides logits by, or under a
+    grammar. Trajectories of a validation are not trained on, so they may be sampled in any way. Greedy tokens, whose
+    log-probabilities engines do not scale, are those of temperature 1.
 
     Args:
         trajectory: the trajectory.
         trainer: name of the trainer, for the error.
-        temperature: what the trainer divides logits by. None if the rows are only evaluated, or the trainer uses one
-            setting for sampling and training.
+        temperature: what the trainer divides logits by. None does not check it: the rows are only evaluated, or the
+            trainer uses one setting for sampling and training.
     """
-    if temperature is None or trajectory.validate:
+    if trajectory.validate:
         return
     for distribution in distributions_of(trajectory):
-        if not math.isclose(distribution.scale, temperature, rel_tol=1e-6):
+        if distribution.grammar is not None:
+            raise ConfigError(
+                f"trajectory {trajectory.id} was sampled under a grammar ({distribution.grammar}), and {trainer} "
+                f"computes log-probabilities over all tokens: {GRAMMAR_ADVICE}"
+            )
+        if temperature is not None and not math.isclose(distribution.scale, temperature, rel_tol=1e-6):
             raise ConfigError(
                 f"trajectory {trajectory.id} was sampled at {distribution}, so its log-probabilities are scaled by "
                 f"{distribution.scale:g}, and {trainer} would compute them at temperature {temperature:g}: importance "

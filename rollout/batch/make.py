@@ -18,6 +18,7 @@ from toolgym.rollout.batch.check import check_rows
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
 from toolgym.rollout.batch.row import RowImages, RowSource, rows_of
 from toolgym.rollout.models.images import ImageProcessor
+from toolgym.rollout.trajectory.distribution import GRAMMAR_ADVICE
 from toolgym.rollout.trajectory.failures import log
 from toolgym.rollout.trajectory.token_sequence import filled_up
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
@@ -53,13 +54,13 @@ def make_batch(
             beyond that. `outcome`: the trajectory's last one has all of it.
         processor: that of the rollout, for trajectories with images: it makes `Batch.images`. A trajectory whose policy
             sampled the token that stands for parts of images is left out, since no image belongs to it.
-        mixed_distributions: accept trajectories that were sampled at different temperatures, top-p, top-k, min-p or
-            grammars. A loss has to use `Batch.temperatures` then, as `token_log_probs` does, because one number for the
-            whole batch would be wrong.
+        mixed_distributions: accept trajectories that were sampled at different temperatures, top-p, top-k or min-p, or
+            under a grammar. A loss has to use `Batch.temperatures` then, as `token_log_probs` does, because one number
+            for the whole batch would be wrong. It must not use importance ratios of tokens under a grammar.
 
     Raises:
         ConfigError: `trajectories` holds something else, `reward_placement` is unknown, or the trajectories were
-            sampled from different distributions, and `mixed_distributions` is not set.
+            sampled from different distributions or under a grammar, and `mixed_distributions` is not set.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
             has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there are,
             there are images and no processor, or the ids of an image are not those that it gives, or an invariant
@@ -152,6 +153,12 @@ def _require_one_distribution(rows: Sequence[RowSource]) -> None:
             f"a batch is made of rows that were sampled alike, got {len(counts)} distributions ({each}): make a batch "
             "of each. If your loss scales every token by Batch.temperatures, as token_log_probs does, call "
             "make_batch(..., mixed_distributions=True)"
+        )
+    if any(distribution.grammar is not None for distribution in counts):
+        [distribution] = counts
+        raise ConfigError(
+            f"the trajectories were sampled under a grammar ({distribution}): {GRAMMAR_ADVICE}. If your loss has no "
+            "ratios, call make_batch(..., mixed_distributions=True)"
         )
 
 

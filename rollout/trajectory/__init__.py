@@ -17,5 +17,6 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory.trajectory import Peer as Peer
     from toolgym.rollout.trajectory.trajectory import Trajectory as Trajectory
     from toolgym.rollout.trajectory.trajectory import Turn as Turn
+    from toolgym.rollout.trajectory.withholding import withhold_constrained as withhold_constrained
 else:
     __getattr__, __dir__ = lazy_names(__name__)

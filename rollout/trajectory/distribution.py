@@ -17,7 +17,7 @@ from toolgym.tools.errors import BatchError
 
 @dataclass(frozen=True)
 class SamplingDistribution:
-    """SamplingDistribution that tokens were sampled from.
+    """Distribution that tokens were sampled from.
 
     Log-probabilities of the sampler are those of the whole vocabulary, scaled by `scale`. Top-p, top-k and min-p only
     decide which tokens may be drawn: they do not change a log-probability. A grammar does: its log-probabilities are
@@ -118,6 +118,13 @@ def distributions_of(trajectory: Trajectory) -> tuple[SamplingDistribution, ...]
     sampled = [turn.sampling for turn in trajectory.turns if turn.generated_tokens] or [{}]
     each = ({**trajectory.sampling, **changed} for changed in sampled)
     return tuple(dict.fromkeys(map(SamplingDistribution.of, each)))
+
+
+GRAMMAR_ADVICE = (
+    "importance ratios would not begin at 1, because the log-probabilities are those without the tokens that the "
+    "grammar forbids. Mask these turns with toolgym.rollout.trajectory.withhold_constrained(group)"
+)
+"""What is wrong with training on turns under a grammar, and what to do, for errors."""
 
 
 def versions_of(sequences: Iterable[TokenSequence]) -> tuple[str, ...]:

@@ -144,6 +144,14 @@ def test_make_batch_refuses_to_mix_distributions(first, second, shown):
     assert batch.distributions == ((SamplingDistribution.of(first),), (SamplingDistribution.of(second),))
 
 
+def test_a_batch_under_a_grammar_needs_a_loss_without_ratios():
+    constrained = dataclasses.replace(played([[(2, 0.0)]]), sampling={"grammar": ["regex", "a+"]})
+    with pytest.raises(ConfigError, match=r"under a grammar \(temperature 1, grammar regex\).*withhold_constrained"):
+        make_batch([constrained], pad_token_id=0)
+    batch = make_batch([constrained], pad_token_id=0, mixed_distributions=True)
+    assert batch.distributions == ((SamplingDistribution(grammar="regex"),),)
+
+
 def test_other_sampling_parameters_do_not_divide_a_batch():
     pair = [
         dataclasses.replace(

@@ -17,9 +17,10 @@ from toolgym.envs import ToolEnv
 from toolgym.rollout import RolloutQueue, RunConfig, Runner, SamplingParams, group_advantages, make_batch
 from toolgym.rollout.advantages import token_rewards
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation
+from toolgym.rollout.trajectory.distribution import SamplingDistribution
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory.trajectory import Turn
-from toolgym.rollout.trajectory.withholding import withhold
+from toolgym.rollout.trajectory.withholding import withhold, withhold_constrained
 from toolgym.tools.errors import ConfigError
 
 
@@ -49,6 +50,22 @@ def test_stale_tokens_are_masked_and_all_else_stays():
     assert float(batch.token_rewards.sum()) == 1.0
     for placement in ("turns", "outcome"):
         assert sum(map(sum, token_rewards(kept, placement))) == 1.0
+
+
+def test_turns_under_a_grammar_are_masked_and_all_else_stays():
+    free = member("a", "nn", "nnn", "n")
+    constrained = {"grammar": ["json_schema", "{}"]}
+    mixed = replace(free, turns=(free.turns[0], replace(free.turns[1], sampling=constrained), free.turns[2]))
+    whole = replace(member("b", "nn", reward=3.0), sampling=constrained)
+    [kept, gone, same] = withhold_constrained([mixed, whole, free])
+    assert kept.sequences[0].response_ids.tolist() == free.sequences[0].response_ids.tolist()
+    assert kept.sequences[0].response_mask.tolist() == [1, 1, 0, 0, 0, 0, 0, 1, 0]
+    assert [turn.generated_tokens for turn in kept.turns] == [2, 0, 1]
+    assert (kept.reward, kept.usable, gone.usable) == (1.0, True, False)
+    assert [(peer.id, peer.reward) for peer in kept.peers] == [("b", 3.0)]
+    assert same.sequences is free.sequences
+    [row] = make_batch([kept], pad_token_id=0).distributions
+    assert row == (SamplingDistribution(),)
 
 
 def test_what_is_fresh_is_returned_itself():

@@ -23,7 +23,7 @@ from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout.adapters.trainer_row import require_no_images
+from toolgym.rollout.adapters.trainer_row import require_known_distribution, require_no_images
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
@@ -229,11 +229,13 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
     that it cannot take apart; sequences that a context policy began start with a turn. The payload `sampling_mask` is
     kept; weight versions, rewards of turns and other payloads have no place in a trace. `ok` is False for a trajectory
     that is not usable, so that prime-rl leaves it out. Raises BatchError if the turns tell of other tokens than the
-    sequences hold, or if there are images.
+    sequences hold, or if there are images, and ConfigError for turns under a grammar.
     """
     [trajectory] = require_trajectories([trajectory])
     require_no_images(trajectory, "verifiers")
     ok = trajectory.usable
+    if ok:
+        require_known_distribution(trajectory, "prime-rl", None)  # a trace says at which temperature it was sampled
     trace = vf.Trace(
         id=trajectory.id,
         task=_task(trajectory),

@@ -74,7 +74,7 @@ def rows_of(
 
     A response keeps `response_length` tokens; the runner's own limits allow no more. A prompt above `prompt_length`,
     or an image that would be cut, raises ConfigError. `global_steps` are the first and last version of the weights;
-    None: see `versions_of`. `processor` makes pixel inputs of images. `temperature`: see `require_temperature`.
+    None: see `versions_of`. `processor` makes pixel inputs of images. `temperature`: see `require_known_distribution`.
     """
     rows = TrainerRow.all_of(trajectory, "verl", several=True, temperature=temperature, processor=processor)
     masked = not rows

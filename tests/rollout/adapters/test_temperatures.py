@@ -25,11 +25,13 @@ from toolgym.rollout.adapters.nemo_rl import to_batch, to_message_log
 from toolgym.rollout.adapters.openrlhf import to_response
 from toolgym.rollout.adapters.slime.generation import require_groups
 from toolgym.rollout.adapters.slime.samples import METADATA
-from toolgym.rollout.adapters.trainer_row import require_temperature
+from toolgym.rollout.adapters.trainer_row import require_known_distribution
 from toolgym.rollout.adapters.trl.rows import to_output
 from toolgym.rollout.adapters.verl.rows import rows_of
 from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.trajectory import withhold_constrained
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Turn
 from toolgym.tools.errors import ConfigError
 
 VOCABULARY = 50
@@ -84,7 +86,7 @@ def of_tunix(load, trajectory, temperature):
 
 
 def of_nemo_rl(load, trajectory, temperature):
-    prompt, turn = to_message_log(trajectory, Decoder(), temperature=temperature)
+    prompt, turn, *_ = to_message_log(trajectory, Decoder(), temperature=temperature)
     assert to_batch([trajectory], tokenizer=Decoder(), temperature=temperature)["loss_multiplier"].tolist() == [1.0]
     return torch.cat([prompt["token_ids"], turn["token_ids"]]), turn["generation_logprobs"]
 
@@ -158,6 +160,25 @@ def test_an_adapter_refuses_another_temperature_than_its_trainers(name, stand_in
             TOLD[name](stand_in, sampled_at(sampled), trained)
 
 
+@pytest.mark.parametrize("name", [*TOLD, *FIXED_AT_1])
+def test_turns_under_a_grammar_are_refused_and_masked_turns_are_taken(name, stand_in):  # noqa: F811
+    rows = {**TOLD, **FIXED_AT_1}[name]
+    free = sampled_at(1.0)
+    whole = dataclasses.replace(free, sampling={"temperature": 1.0, "grammar": ["regex", "a+"]})
+    with pytest.raises(ConfigError, match="under a grammar.*withhold_constrained"):
+        rows(stand_in, whole, 1.0)
+    [segment] = free.sequence.policy_segments
+    turns = tuple(Turn("", "stop", 0, 2, reward=0.0, sampling=changed) for changed in ({}, {"grammar": ["regex", "a"]}))
+    mixed = dataclasses.replace(
+        free, turns=turns, sequences=(TokenSequence(PROMPT, (segment[:2], Segment.env([3]), segment[2:])),)
+    )
+    with pytest.raises(ConfigError, match="under a grammar|grammar regex"):
+        rows(stand_in, mixed, 1.0)
+    [trained] = withhold_constrained([mixed])
+    _, values = rows(stand_in, trained, 1.0)
+    assert np.allclose(np.asarray(values)[:2], segment.logprobs[:2])
+
+
 def test_slime_trains_at_the_temperature_of_the_rollout(monkeypatch, tokenizer):
     from toolgym.rollout.adapters.slime import to_samples
 
@@ -191,10 +212,10 @@ def test_verls_queue_trains_at_the_temperature_of_the_rollout():
 
 def test_episodes_of_a_validation_may_have_any_temperature():
     checked = dataclasses.replace(sampled_at(0.0), validate=True)
-    require_temperature(checked, "any", 0.6)
-    require_temperature(sampled_at(0.3), "any", None)
+    require_known_distribution(checked, "any", 0.6)
+    require_known_distribution(sampled_at(0.3), "any", None)
     with pytest.raises(ConfigError, match="was sampled at temperature 0.3"):
-        require_temperature(sampled_at(0.3), "any", 0.6)
+        require_known_distribution(sampled_at(0.3), "any", 0.6)
 
 
 @pytest.mark.parametrize(
