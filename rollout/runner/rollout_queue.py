@@ -25,7 +25,7 @@ from toolgym.rollout.trajectory.failures import require_one_that_played
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.rollout.trajectory.withholding import withhold
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EngineError, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, require_whole_number, shorten
 from toolgym.tools.keywords import named_keywords
 
 T = TypeVar("T")
@@ -41,7 +41,8 @@ class RolloutQueue:
 
     A trajectory's staleness is the number of versions, as they were published here, between the newest weights and the
     oldest that sampled one of its tokens; a group's is that of its stalest trajectory. A staler group than
-    `max_staleness` is dropped and counted, or its stale tokens are not trained (`stale`). A group begins only if it
+    `max_staleness` is dropped, and its task is skipped: it is not played again, and `skipped_tasks` names it. Or the
+    stale tokens of the group are not trained (`stale`). A group begins only if it
     would be fresh enough when its turn comes, with one update for each batch; so groups that are played or wait fill at
     most `max_staleness + 1` batches. 0 makes the training synchronous.
 
@@ -60,9 +61,9 @@ class RolloutQueue:
         num_tasks: how many tasks to draw in all, those of earlier queues counted whose state is loaded. If None, all
             tasks are drawn, and from a source tasks without end.
         max_staleness: most versions that a group may be behind the newest weights when the trainer gets it.
-        stale: what becomes of what is staler: `drop` gives up the whole group, `withhold` masks the stale tokens alone
-            out of training (see `withhold`), so that the rewards of long episodes stay in their groups; a group without
-            a fresh token is dropped all the same.
+        stale: what becomes of what is staler: `drop` gives up the whole group and skips its task. `withhold` masks the
+            stale tokens out of training (see `withhold`), so that the rewards of long episodes stay in their groups. A
+            group without a fresh token is dropped all the same.
         plan: which groups are wanted, such as `GroupPlan(keep=has_signal)`; None: all.
         engine: whose weights are updated; None: the runner's.
         pause_mode: what an update does with the requests in flight; by default their later tokens have the new weights.
@@ -148,7 +149,7 @@ class RolloutQueue:
 
     async def close(self) -> None:
         """Cancel the episodes that run, wait until they have cleaned up, and give up what waits. The log gets an error
-        that the trainer has not met, and the number of dropped groups."""
+        that the trainer has not met, and the number of dropped groups with their tasks."""
         if self._producer is None:
             return
         unseen = self._error
@@ -159,25 +160,37 @@ class RolloutQueue:
             _log.warning("the rollout had failed before its queue was closed: %s: %s", type(unseen).__name__, unseen)
         if self._dropped:
             _log.warning(
-                "%d of %d groups were dropped: their %s tokens were more than %d versions behind the weights",
+                "%d of %d groups were dropped and their tasks skipped (%s), because their %s tokens were more than %d "
+                "versions behind the weights. RolloutQueue.skipped_tasks names all of them. Raise max_staleness to "
+                "skip fewer",
                 self._dropped,
                 self._dropped + self._taken + len(self._ready),
+                shorten(", ".join(self._tasks.skipped.values()), 200),
                 "newest" if self._withholds else "oldest",
                 self.max_staleness,
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return as JSON values, for a checkpoint, which tasks the trainer has consumed, and the state of the source.
+        """Return as JSON values, for a checkpoint, what became of each task, and the state of the source.
 
-        Call it after you trained on a batch, together with saving the weights. A task is consumed when `anext` returned
-        its group, or when its group was dropped. Tasks of groups that are played or wait are not consumed: a queue that
-        loads the state plays them again.
+        Call it after you trained on a batch, together with saving the weights. A queue that loads the state does not
+        play a task again if `anext` returned its group, if the plan refused the group, or if the task was skipped
+        because the group was too stale. Skipped tasks are listed in the state. Tasks of groups that are played or wait
+        are played again.
 
         Raises:
             ConfigError: a task of a source without places cannot be written as JSON.
         """
         self._groups.note_observed()
         return self._tasks.state_dict()
+
+    @property
+    def skipped_tasks(self) -> dict[int, str]:
+        """Ids of the tasks that the trainer never gets because their groups were too stale, by `Trajectory.task_index`.
+
+        Those of earlier queues are among them if their state was loaded.
+        """
+        return dict(sorted(self._tasks.skipped.items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a state of `state_dict`. Call it before the queue is opened.
@@ -294,6 +307,7 @@ class RolloutQueue:
             "queue/groups_ready": len(self._ready),
             "queue/groups_taken": self._taken,
             "queue/groups_dropped": self._dropped,
+            "queue/tasks_skipped": len(self._tasks.skipped),
             "queue/groups_filtered": self._groups.counts.groups_filtered,
             "queue/tokens_withheld": self._tokens_withheld,
             "queue/staleness_mean": sum(self._ages) / max(1, len(self._ages)),
@@ -356,7 +370,7 @@ class RolloutQueue:
         fresh = (min if self._withholds else max)(ages, default=0) <= self.max_staleness
         if not fresh:
             self._dropped += 1
-            self._tasks.settle(group[0].task_index)
+            self._tasks.skip(group[0].task_index, group[0].task_id)
         return fresh
 
     def _without_stale_tokens(self, group: Sequence[Trajectory]) -> Sequence[Trajectory]:
@@ -452,7 +466,7 @@ class _Groups(GroupScheduler):
         before = dict(self._groups)
         count = super().give_up(unwanted)
         for id in before.keys() - self._groups.keys():
-            self._tasks.settle(before[id].task_index)
+            self._tasks.skip(before[id].task_index, before[id].task.id)
         return count
 
     def _decided_as(self, group: OpenGroup, chosen: list[Member], keeps: bool) -> list[Trajectory]:

@@ -178,6 +178,28 @@ async def test_groups_that_were_filtered_or_dropped_are_not_played_again(tokeniz
     later.load_state_dict(state)
     rest, _ = await consume(later)
     assert sorted([*consumed, *rest]) == [number for number in range(COUNT) if number % 3]
+    assert later.skipped_tasks == {}  # the plan refused the groups; none was too stale
+
+
+async def test_a_task_that_was_skipped_is_named_after_a_stop_too(tokenizer):
+    engine = Held(tokenizer, held={0})
+    async with queue_of(engine, 8) as queue:
+        seen = []
+        for step in range(3):
+            seen += [trajectory.task_index for trajectory in await anext(queue)]
+            await queue.update_weights({}, version=str(step))
+        await engine.let_go(0)  # too stale by now
+        seen += [trajectory.task_index for trajectory in await anext(queue)]
+        state = json.loads(json.dumps(queue.state_dict()))
+    assert sorted(seen) == list(range(1, len(seen) + 1))
+    assert (state["settled"], state["skipped"]) == (len(seen) + 1, [[0, "0"]])
+    later = queue_of(Held(tokenizer), 9)
+    later.load_state_dict(json.loads(json.dumps({**state, "tasks": {**state["tasks"], "size": 9}})))
+    assert later.skipped_tasks == {0: "0"}
+    async with later:
+        assert next(iter(await anext(later))).task_index == len(seen) + 1
+        assert later.metrics()["queue/tasks_skipped"] == 1
+        assert later.metrics()["queue/groups_dropped"] == 0
 
 
 async def test_a_config_without_a_seed_takes_the_seed_of_the_state(tokenizer):

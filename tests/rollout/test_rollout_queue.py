@@ -167,9 +167,10 @@ async def test_what_has_become_too_stale_is_dropped_counted_and_said(tokenizer, 
             seen += [(one.task_index, queue.staleness(one)) for one in batch]
         assert sorted(number for number, _ in seen) == list(range(1, 12))
         assert {age for _, age in seen} == {0, 1}
-        assert queue.metrics()["queue/groups_dropped"] == 1
+        assert queue.metrics()["queue/groups_dropped"] == queue.metrics()["queue/tasks_skipped"] == 1
+        assert queue.skipped_tasks == {0: "0"}
     [line] = [one.message for one in caplog.records if "dropped" in one.message]
-    assert line == "1 of 12 groups were dropped: their oldest tokens were more than 1 versions behind the weights"
+    assert line.startswith("1 of 12 groups were dropped and their tasks skipped (0), because their oldest tokens were")
 
 
 async def test_a_group_that_is_too_stale_already_is_given_up_while_it_is_played(tokenizer):
@@ -187,6 +188,7 @@ async def test_a_group_that_is_too_stale_already_is_given_up_while_it_is_played(
         # All but the first, and the run has ended, though that one never answered.
         assert batches == [[1, 1, 2, 2], [3, 3, 4, 4], [5, 5, 6, 6], [7, 7]]
         assert queue.metrics()["queue/groups_dropped"] == 1
+        assert queue.skipped_tasks == {0: "0"}
         assert "abort" in engine.log
 
 

@@ -235,7 +235,7 @@ async def test_a_group_without_a_fresh_token_is_dropped_and_another_takes_its_pl
         assert late.task_id in "cd"  # both began in the place of the two
         assert queue.staleness(late) == 0
     ticking.cancel()
-    assert "groups were dropped: their newest tokens were more than 1 versions behind" in caplog.text
+    assert "because their newest tokens were more than 1 versions behind" in caplog.text
 
 
 def test_what_becomes_of_stale_tokens_is_one_of_two(tokenizer):

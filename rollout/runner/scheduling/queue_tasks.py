@@ -1,4 +1,4 @@
-"""`QueueTasks`: the tasks of a `RolloutQueue` in their order, and which of them the trainer has consumed."""
+"""`QueueTasks`: the tasks of a `RolloutQueue` in their order, and what became of each of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 class QueueTasks:
     """Draws tasks one by one, numbers them from 0, and remembers which numbers are settled.
 
-    A number is settled once the trainer has its group, or once the group was dropped. After `load_state_dict`, tasks
-    whose numbers are not settled are drawn first, then the tasks after them.
+    A number is settled once the trainer has its group, once the plan has refused the group, or once the task is skipped
+    because the group was too stale. After `load_state_dict`, tasks whose numbers are not settled are drawn first, then
+    the tasks after them.
 
     Args:
         tasks: tasks, or a source, from which tasks are drawn as `rollout` draws them, `batch_size` for each step.
@@ -30,6 +31,7 @@ class QueueTasks:
 
     Attributes:
         observed: numbers of tasks whose rewards the source has, and whose groups are not settled.
+        skipped: ids of the tasks that were skipped, by their numbers.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class QueueTasks:
         self._settled = 0  # all numbers below are settled
         self._ahead: set[int] = set()  # numbers above that are settled, too
         self.observed: set[int] = set()
+        self.skipped: dict[int, str] = {}
         self._seed = config.seed
 
     @property
@@ -57,6 +60,11 @@ class QueueTasks:
         while self._settled in self._ahead:
             self._ahead.remove(self._settled)
             self._settled += 1
+
+    def skip(self, number: int, task_id: str) -> None:
+        """Settle a number whose group was too stale: the trainer never gets the task."""
+        self.skipped[number] = task_id
+        self.settle(number)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Task]]:
         """Yield each task that is not settled, with its number; each is drawn when it is asked for."""
@@ -82,6 +90,7 @@ class QueueTasks:
             "settled": self._settled,
             "ahead": sorted(self._ahead),
             "observed": sorted(self.observed),
+            "skipped": sorted([number, id] for number, id in self.skipped.items()),
             "tasks": self._drawing.state_dict(self._settled, self._ahead),
         }
 
@@ -92,6 +101,7 @@ class QueueTasks:
         self._drawing.load_state_dict(state["tasks"])
         self._seed, self._settled = state["seed"], state["settled"]
         self._ahead, self.observed = set(state["ahead"]), set(state["observed"])
+        self.skipped = dict(state["skipped"])
 
 
 class _Drawing(ABC):
