@@ -275,7 +275,7 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
         tokenizer: folder or hub name of the model's tokenizer.
         num_tasks: tasks of the training set.
         batch_size: tasks of one training step.
-        group_size: episodes per task.
+        group_size: episodes per task, at least 2.
         max_trajectory_tokens: most tokens of prompt and response together. `max_tokens` of the `Config` bounds a turn.
         num_test_tasks: tasks of the test set, with one episode each; 0: there is no test set.
         tasks: the tasks, those of the test set last; None: drawn from the env's own.
@@ -298,6 +298,11 @@ class ToolgymDatasetBuilder(types.RLDatasetBuilder):  # type: ignore[misc]  # ti
     async def __call__(self) -> tuple[ToolgymDataset, ToolgymDataset | None]:
         for name, least in {"num_tasks": 1, "batch_size": 1, "group_size": 1, "num_test_tasks": 0, "seed": 0}.items():
             require_whole_number(name, getattr(self, name), at_least=least)
+        if self.group_size == 1:
+            raise ConfigError(
+                "group_size=1 trains on nothing: tinker-cookbook subtracts the mean of a group's rewards, so the "
+                "advantage of a group of one episode is 0. Set it to 2 or more"
+            )
         require_usable(self.config, self.max_trajectory_tokens)
         config = self.config if self.config.seed is not None else replace(self.config, seed=self.seed)
         factory = EnvFactory.of(self.env, self.env_kwargs or None)

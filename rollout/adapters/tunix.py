@@ -37,8 +37,8 @@ def to_items(
     pad_token_id: int,
     max_prompt_length: int,
     max_response_length: int,
+    temperature: float | None,
     first_group: int = 0,
-    temperature: float | None = 1.0,
 ) -> list[TrajectoryItem]:
     """Return the items of whole groups, group by group, for `GroupQueueManager.put`.
 
@@ -46,8 +46,9 @@ def to_items(
     usable is left out as a whole, and a warning says so. Those of one run, one task and one role are a group.
 
     `group_size` is Tunix's `num_generations`, and of the number of a group, from `first_group` on, it makes its
-    training step. `temperature` is that by which Tunix's learner divides logits; None does not check it. Tunix takes
-    each `pad_token_id` in a prompt for padding.
+    training step. `temperature` is that of the learner's `RolloutConfig`, by which Tunix divides logits; it has no
+    default here because Tunix's is 0.9. Tunix does not divide at 0, as at 1. None does not check it. Tunix takes each
+    `pad_token_id` in a prompt for padding.
 
     Raises:
         BatchError: no group is left, or Tunix would cut or misread a trajectory, or wait for one.
@@ -57,6 +58,7 @@ def to_items(
     require_whole_number("max_prompt_length", max_prompt_length, at_least=1)
     require_whole_number("max_response_length", max_response_length, at_least=1)
     require_whole_number("first_group", first_group, at_least=0)
+    trains_at = 1.0 if temperature == 0 else temperature  # Tunix does not divide logits by 0
     groups = grouped(trajectories)
     for members in groups:
         if len(members) != group_size:
@@ -76,7 +78,7 @@ def to_items(
     items = []
     for number, members in enumerate(whole, start=first_group):
         for pair, trajectory in enumerate(sorted(members, key=lambda member: member.sample_index)):
-            [row] = TrainerRow.all_of(trajectory, "Tunix", several=False, temperature=temperature)
+            [row] = TrainerRow.all_of(trajectory, "Tunix", several=False, temperature=trains_at)
             _check(row, pad_token_id, max_prompt_length, max_response_length)
             items.append(
                 TrajectoryItem(

@@ -17,6 +17,7 @@ import torch
 from tests.rollout.adapters import areal_stand_in
 from tests.rollout.adapters.golden import assert_golden, whole_row
 from tests.rollout.adapters.slime_router_stand_in import CALL, call_then_answer
+from tests.rollout.adapters.test_temperatures import IDS, LOGITS, sampled_at
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
@@ -232,3 +233,25 @@ def test_rejected_and_refused():
     named = TokenSequence(np.array([5]), (policy(1, version="step-4"),))
     with pytest.raises(BatchError, match="trajectory two has the weight version 'step-4'"):
         to_tensors(dataclasses.replace(TWO, sequences=(named,)))
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+def test_ratios_of_its_own_loss_begin_at_one(temperature):
+    """`actor.temperature` divides logits in AReaL's engines; the loss compares with what the sampler gave."""
+    functional = pytest.importorskip("areal.utils.functional", reason="AReaL is not installed")
+    tensors = to_tensors(sampled_at(temperature), temperature=temperature)
+    labels = torch.roll(tensors["input_ids"][0].long(), -1)
+    logprobs, _ = functional.gather_logprobs_entropy(LOGITS[tensors["input_ids"][0].long()], labels, temperature)
+    sampled = torch.roll(tensors["logprobs"][0], -1)  # as its actor moves both
+    loss, figures = functional.ppo_actor_loss_fn(
+        logprobs=logprobs,
+        proximal_logprobs=sampled,
+        old_logprobs=sampled,
+        advantages=torch.ones(len(labels)),
+        eps_clip=0.2,
+        loss_mask=torch.roll(tensors["loss_mask"][0], -1).bool(),
+    )
+    trained = torch.roll(tensors["loss_mask"][0], -1).bool()
+    assert int(trained.sum()) == len(IDS)
+    assert (figures["importance_weight"][trained] - 1).abs().max() < 1e-4
+    assert float(loss) == pytest.approx(-1.0, abs=1e-4)

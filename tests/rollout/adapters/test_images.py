@@ -45,6 +45,7 @@ def tunix_module(load):
 
 def tunix_items(load, trajectory):
     bounds = {"group_size": 1, "pad_token_id": 0, "max_prompt_length": 40, "max_response_length": 40}
+    bounds["temperature"] = 1.0
     return tunix_module(load).to_items([trajectory], **bounds)
 
 

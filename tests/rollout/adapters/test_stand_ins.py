@@ -136,6 +136,7 @@ def test_tunixs_items_come_in_whole_groups(stand_in):
     types_of = {"TrajectoryItem": item, "TrajectoryStatus": status}
     adapter = stand_in("tunix", **{one: {} for one in names}, tunix__rl__agentic__agents__agent_types=types_of)
     bounds = {"group_size": 2, "pad_token_id": 0, "max_prompt_length": 4, "max_response_length": 6}
+    bounds["temperature"] = 1.0
     failed = dataclasses.replace(SHORT, group_id="h", stop_reason=StopReason.ENGINE_FAILED)
     first, second = adapter.to_items([ONE, SHORT, dataclasses.replace(ONE, group_id="h"), failed], **bounds)
     assert [(one.group_id, one.pair_index) for one in (first, second)] == [(0, 0), (0, 1)]

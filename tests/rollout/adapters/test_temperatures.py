@@ -179,6 +179,17 @@ def test_turns_under_a_grammar_are_refused_and_masked_turns_are_taken(name, stan
     assert np.allclose(np.asarray(values)[:2], segment.logprobs[:2])
 
 
+def test_tunix_has_no_default_temperature_and_divides_nothing_by_zero(stand_in):  # noqa: F811
+    with pytest.raises(TypeError, match="temperature"):
+        tunix_module(stand_in).to_items(
+            [sampled_at(1.0)], group_size=1, pad_token_id=0, max_prompt_length=40, max_response_length=40
+        )
+    ids, values = of_tunix(stand_in, sampled_at(0.0), 0.0)
+    assert worst_ratio(ids, values, 1.0) < 1e-4
+    with pytest.raises(ConfigError, match="would compute them at temperature 1"):
+        of_tunix(stand_in, sampled_at(0.6), 0.0)
+
+
 def test_slime_trains_at_the_temperature_of_the_rollout(monkeypatch, tokenizer):
     from toolgym.rollout.adapters.slime import to_samples
 

@@ -219,6 +219,8 @@ async def test_the_data_set():
         train.get_batch(3)
     with pytest.raises(ConfigError, match="there are 1 tasks"):
         await ToolgymDatasetBuilder(num_tasks=2, batch_size=2, group_size=4, tasks=[TASK], **given)()
+    with pytest.raises(ConfigError, match="group_size=1 trains on nothing"):
+        await ToolgymDatasetBuilder(num_tasks=2, batch_size=2, group_size=1, **given)()
 
 
 def test_its_own_config_takes_the_builder():

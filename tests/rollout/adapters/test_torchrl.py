@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,24 @@ def test_loss_and_gradient(model, batch, tokenizer, kind):
     assert (moved[~predicts] == 0).all()
     assert (moved[predicts] > 0).all()
     model.zero_grad()
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_its_loss_is_at_temperature_1_so_other_temperatures_are_refused(
+    model, batch, trajectories, tokenizer, temperature
+):
+    actor = TransformersWrapper(model, tokenizer=tokenizer, input_mode="tokens", generate=False, pad_output=True)
+    scaled = to_tensordict(batch, ADVANTAGES)
+    with torch.no_grad():
+        logits = model(scaled["tokens", "full"], attention_mask=scaled["masks", "all_attention_mask"].long()).logits
+    each = (logits[:, :-1] / temperature).log_softmax(-1).gather(2, scaled["tokens", "full"][:, 1:, None])[:, :, 0]
+    sampled = scaled["masks", "all_assistant_mask"][:, 1:]
+    scaled["log_probs", "full"][:, 1:][sampled] = each[sampled]  # what a sampler at this temperature would give
+    loss = GRPOLoss(actor, masking_strategy="rlhf", entropy_bonus=False)(scaled)
+    assert float(loss.kl_approx.abs()) > 0.01
+    sampled_so = [dataclasses.replace(one, sampling={"temperature": temperature}) for one in trajectories]
+    with pytest.raises(ConfigError, match="TorchRL's GRPOLoss computes log-probabilities at temperature 1"):
+        to_tensordict(make_batch(sampled_so, pad_token_id=0), ADVANTAGES)
 
 
 def test_a_training_step_with_the_entropy_bonus(batch, tokenizer):

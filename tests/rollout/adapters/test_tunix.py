@@ -42,6 +42,7 @@ def to_items():
 
     def convert(trajectories, **changes):
         given = {"group_size": 2, "pad_token_id": 0, "max_prompt_length": 4, "max_response_length": 6}
+        given["temperature"] = 1.0
         return adapter.to_items(trajectories, **{**given, **changes})
 
     return convert
