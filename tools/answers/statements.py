@@ -17,6 +17,9 @@ from toolgym.tools.message import without_thinking
 MAX_SAID = 4096
 """Characters from the end of a text in which an unmarked answer is looked for."""
 
+MAX_WRAPS = 16
+"""Layers of quotes and Markdown that are removed from an answer."""
+
 _VERBS = r"(?:\b(?:is|are|be|equals?|becomes)\b|[:=])"
 _PHRASE = re.compile(
     rf"\b(?:answer|result|(?:correct|right|best)\s+(?:option|choice))s?\b(?P<gap>[^\n.:=]{{0,60}}?){_VERBS}"
@@ -123,14 +126,18 @@ def without_withdrawn(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return an answer without the Markdown around it: `**73**`, `#### 73`, `` `73` `` and `"73"` are `73`."""
-    while True:
+    """Return an answer without the Markdown around it: `**73**`, `#### 73`, `` `73` `` and `"73"` are `73`.
+
+    At most `MAX_WRAPS` layers are removed, so that thousands of nested quotes take linear time.
+    """
+    for _ in range(MAX_WRAPS):
         text = text.strip().lstrip("#").strip()
         wrapped = _WRAPPED.fullmatch(text)
         inner = next(filter(None, wrapped.groups()), "") if wrapped else ""
         if not inner or inner.count("**") % 2 or "`" in inner:
             return text
         text = inner
+    return text
 
 
 def _is_answer(text: str, tokens: Sequence[AnswerToken]) -> bool:
