@@ -31,22 +31,27 @@ def cpu_seconds(work: Callable[[str], object], text: str) -> float:
 
 
 def first_superlinear(
-    work: Callable[[str], object], shape: Callable[[int], str], first: int = FIRST, last: int = LAST
+    work: Callable[[str], object],
+    shape: Callable[[int], str],
+    first: int = FIRST,
+    last: int = LAST,
+    noticeable: float = NOTICEABLE,
 ) -> str:
     """Double a text from `first` to `last` characters. Return a sentence on the first length at which the work takes
-    more than `SUPERLINEAR` times as long as at a quarter of it; empty if there is none."""
+    more than `SUPERLINEAR` times as long as at a quarter of it and more than `noticeable` CPU seconds; empty if there
+    is no such length."""
     length = first
     while length <= last:
         text = shape(length)
         seconds = cpu_seconds(work, text)
-        if seconds > NOTICEABLE:
+        if seconds > noticeable:
             quarter = shape(length // 4)
             before = cpu_seconds(work, quarter)
             for _ in range(TRIES - 1):
                 if seconds > SUPERLINEAR * before:  # or other work on the machine made one of them slow
                     before = min(before, cpu_seconds(work, quarter))
                     seconds = min(seconds, cpu_seconds(work, text))
-            if seconds > max(NOTICEABLE, SUPERLINEAR * before):
+            if seconds > max(noticeable, SUPERLINEAR * before):
                 return f"{length} characters take {seconds:.2f} s, a quarter of them {before:.3f} s"
         length *= 2
     return ""

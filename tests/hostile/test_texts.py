@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.growth import FIRST, LAST, first_superlinear
+from tests.hostile.growth import FIRST, LAST, NOTICEABLE, first_superlinear
 from tests.hostile.shapes import shapes
 from toolgym.envs.actions import read_action
 from toolgym.envs.families.sql import compare
@@ -106,12 +106,17 @@ SCORERS: dict[str, Work] = {
 
 WORK = {**PARSERS, **READERS, **SCORERS}
 
+LENGTH = 1 << 14
+"""Characters of the texts of the short test."""
+
 
 @pytest.mark.parametrize("name", WORK)
 def test_time_is_linear_in_a_turn(name):
     """One length that shows quadratic work which a megabyte would make minutes of; the long test looks closer."""
     superlinear = {
-        shape: why for shape, make in shapes() if (why := first_superlinear(WORK[name], make, 1 << 15, 1 << 15))
+        shape: why
+        for shape, make in shapes()
+        if (why := first_superlinear(WORK[name], make, LENGTH, LENGTH, noticeable=NOTICEABLE / 4))
     }
     assert superlinear == {}
 
