@@ -64,6 +64,12 @@ async def scores(category: str, places) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("category", SETS)
+async def test_known_solutions_score_1_and_silence_scores_0(category):
+    assert await scores(category, range(0, 200, 10)) == (20.0, 0.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("category", SETS)
 async def test_all_200_known_solutions_score_1_and_silence_scores_0(category):
     assert await scores(category, range(200)) == (200.0, 0.0)
 
@@ -299,7 +305,7 @@ async def test_a_call_without_end_is_an_observation_and_a_check_without_end_scor
     async with make() as env:
         await begin(env, 0)
         await env.step(call("touch", file_name="large.txt"))
-        await env.step(call("echo", content="line\n" * 600_000, file_name="large.txt"))
+        await env.step(call("echo", content="line\n" * 60_000, file_name="large.txt"))
         monkeypatch.setattr(bfcl_env, "CALL_SECONDS", 1e-6)
         result = await env.step(call("sort", file_name="large.txt"))
         assert result.info["tool_calls"][0].status == "refused"
@@ -365,7 +371,7 @@ async def test_it_keeps_the_contract():
 
 async def test_the_tiny_policy_plays_it(long_tiny_policy):
     async with open_engine(long_tiny_policy) as engine:
-        limits = EpisodeLimits(max_prompt_tokens=16_000, max_response_tokens=200)
+        limits = EpisodeLimits(max_prompt_tokens=16_000, max_response_tokens=40)
         config = RunConfig(group_size=1, seed=0, sampling=SamplingParams(max_new_tokens=12), limits=limits)
         trajectories = await rollout("BFCL/multi_turn_base-v0", engine, num_tasks=1, config=config)
     assert not [one.error for one in trajectories if one.stop_reason.failed]
