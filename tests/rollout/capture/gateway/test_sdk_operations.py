@@ -6,8 +6,6 @@ import pytest
 
 from toolgym.rollout.capture import CaptureServer
 
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
 pydantic = pytest.importorskip("pydantic")
 
 HI = [{"role": "user", "content": "hi"}]
@@ -153,8 +151,20 @@ async def stream_of(awaitable):
     return await drained(await awaitable)
 
 
+@pytest.fixture(scope="module")
+def openai():
+    """The SDK, which only the process that plays these tests imports: that takes a second."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def anthropic():
+    """The SDK, which only the process that plays these tests imports: that takes four seconds."""
+    return pytest.importorskip("anthropic")
+
+
 @pytest.fixture
-async def clients(scripted):
+async def clients(scripted, openai, anthropic):
     engine = scripted(lambda text, request_id: SAID)
     async with CaptureServer(engine) as server:
         session = await server.open("t")
@@ -177,7 +187,7 @@ async def test_operations_that_are_served(clients):
     assert wrong == {}
 
 
-async def test_operations_that_openais_client_sees_refused(clients):
+async def test_operations_that_openais_client_sees_refused(clients, openai):
     wrong = {}
     expected = {400: openai.BadRequestError, 404: openai.NotFoundError}
     for name, (operate, status, param) in REFUSED.items():
@@ -191,7 +201,7 @@ async def test_operations_that_openais_client_sees_refused(clients):
     assert wrong == {}
 
 
-async def test_operations_that_anthropics_client_sees_refused(clients):
+async def test_operations_that_anthropics_client_sees_refused(clients, anthropic):
     for operate, status, text in REFUSED_BY_ANTHROPIC.values():
         with pytest.raises(anthropic.APIStatusError, match=text) as refused:
             await operate(clients[1])
