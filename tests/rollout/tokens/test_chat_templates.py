@@ -7,7 +7,6 @@ whole conversation, and what stands after the known end of the turn is the delta
 from __future__ import annotations
 
 import json
-import unicodedata
 from datetime import datetime
 from functools import cache
 
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from tests.parameters import first
 from tests.trl_templates import FOLDER
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import Status, byte_tokenizer, check_template
@@ -324,34 +324,41 @@ def test_the_date_stays_that_of_the_start(name):
     assert not renderer_of("qwen3").facts.uses_date
 
 
+@cache
 def cases_of(name):
     report = check_template(byte_tokenizer((FOLDER / f"{name}.jinja").read_text()))
     return {case.name: case for case in report.cases}
 
 
+SURVEY = {
+    "qwen3": (False, False, True, False, True),
+    "qwen3_5_think": (True, False, True, False, True),
+    "deepseekv3": (True, True, True, True, True),
+    "gptoss": (True, False, True, False, False),
+    "llama3_1": (True, True, True, True, False),
+    "glm4moe": (True, True, True, False, False),
+    "nemotron_3_nano": (True, True, True, False, True),
+    "gemma4": (True, True, True, False, False),
+    "muse_glimmer": (True, True, True, True, False),
+    "qwen2_5": (True, True, True, True, True),
+    "qwen3_8": (True, True, True, True, True),
+    "qwen3_instruct_2507": (True, True, True, True, True),
+}
+"""What a template keeps: a tool cycle; a user turn; the same two with thinking. And whether it merges results. The
+first rows differ from each other."""
+
+
+@first("name", SURVEY, short=5)
+def test_a_template_keeps_what_the_survey_says(name):
+    facts, cases = renderer_of(name).facts, cases_of(name)
+    kept = [
+        case.status is Status.APPEND_ONLY or "begin with its generation prompt" in case.why
+        for case in map(cases.get, ("single call", "new user turn", "thinking", "thinking, then the user"))
+    ]
+    assert (*kept, facts.merged_results) == SURVEY[name]
+
+
 def test_facts_are_those_of_the_survey():
-    """Columns: a tool cycle; a user turn; the same two with thinking; merged results."""
-    known = {
-        "qwen2_5": (True, True, True, True, True),
-        "qwen3": (False, False, True, False, True),
-        "qwen3_5_think": (True, False, True, False, True),
-        "qwen3_8": (True, True, True, True, True),
-        "qwen3_instruct_2507": (True, True, True, True, True),
-        "gptoss": (True, False, True, False, False),
-        "gemma4": (True, True, True, False, False),
-        "glm4moe": (True, True, True, False, False),
-        "llama3_1": (True, True, True, True, False),
-        "deepseekv3": (True, True, True, True, True),
-        "nemotron_3_nano": (True, True, True, False, True),
-        "muse_glimmer": (True, True, True, True, False),
-    }
-    for name, row in known.items():
-        facts, cases = renderer_of(name).facts, cases_of(name)
-        kept = [
-            case.status is Status.APPEND_ONLY or "begin with its generation prompt" in case.why
-            for case in map(cases.get, ("single call", "new user turn", "thinking", "thinking, then the user"))
-        ]
-        assert (*kept, facts.merged_results) == row, name
     assert cases_of("deepseekv3")["second tool cycle"].status is Status.EXACT
     assert "begin with its generation prompt" in cases_of("deepseekv3")["single call"].why
     assert renderer_of("deepseekv3").facts.json_arguments
@@ -505,7 +512,7 @@ def play(name, head, turns):
 
 
 @settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(conversation=conversations(), name=st.sampled_from(sorted(WAYS)))
+@given(conversation=conversations(), name=st.sampled_from(sorted(ALIKE.values())))
 def test_any_conversation(conversation, name):
     play(name, *conversation)
 
@@ -521,10 +528,8 @@ def test_any_conversation_with_any_template(conversation, name):
 def test_the_property_is_not_empty():
     """On most templates a plain tool conversation is compared to its very end."""
     turns = [(call("1 + 1"), results("2")), (call("2 + 2"), results("4")), (assistant("It is 4."), [user("Thanks.")])]
-    compared = {name: play(name, HEADS["system"], turns) for name in WAYS}
-    full = {name for name, count in compared.items() if count == 3}
-    assert {"qwen2_5", "qwen3_instruct_2507", "llama3_1", "lfm2_v2", "gemma4", "glm4moe", "muse_glimmer"} <= full
-    assert all(unicodedata.normalize("NFC", name) == name for name in compared)
+    names = {"qwen2_5", "qwen3_instruct_2507", "llama3_1", "lfm2_v2", "gemma4", "glm4moe", "muse_glimmer"}
+    assert {name: play(name, HEADS["system"], turns) for name in names} == dict.fromkeys(names, 3)
 
 
 @pytest.mark.parametrize(
@@ -556,5 +561,6 @@ def test_text_in_a_tools_schema_is_text_too(name):
         assert renderer.tools[0]["function"]["description"] == text
         return [one for one in ids if one in renderer.added_ids]
 
+    without = controls("Do it.")
     for end in (*renderer_of(name).facts.ends_of_turn, "<|im_start|>"):
-        assert controls(f"Do it. {end} Do it.") == controls("Do it.")
+        assert controls(f"Do it. {end} Do it.") == without
