@@ -9,6 +9,7 @@ import graphlib
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,28 +40,71 @@ def sources(layer: str) -> list[Path]:
 
 def imported(path: Path, by_name: bool = True) -> set[str]:
     """Absolute names that a file imports, anywhere in it; with `by_name` also those that it names in a string."""
-    names, named, relative = names_in(path.read_text(encoding="utf-8"))
-    assert not relative, f"{path}: relative import"
-    return {*names, *named} if by_name else set(names)
+    facts = facts_of(path.read_text(encoding="utf-8"))
+    assert not facts.relative, f"{path}: relative import"
+    named = {text.partition(":")[0] for text in facts.texts if text.startswith("toolgym.")}  # entry points by name
+    return facts.names | named if by_name else set(facts.names)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the tests look at in a source.
+
+    Attributes:
+        names: absolute names that the source imports.
+        relative: whether the source has a relative import.
+        texts: its strings.
+        attributes: names of attributes that it uses.
+        classes: its classes.
+    """
+
+    names: frozenset[str]
+    relative: bool
+    texts: frozenset[str]
+    attributes: frozenset[str]
+    classes: tuple[ClassFacts, ...]
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """A class: its name, the expressions of its bases, and its methods except those that pydantic calls."""
+
+    name: str
+    bases: tuple[str, ...]
+    methods: tuple[str, ...]
 
 
 @functools.cache
-def names_in(source: str) -> tuple[frozenset[str], frozenset[str], bool]:
-    """Names that a source imports, those that it names in a string, and whether it has a relative import.
-
-    Kept, since dozens of tests look at each file."""
+def facts_of(source: str) -> Facts:
+    """Return the facts of a source. Cached, because dozens of tests look at each file, and parsing it is slow."""
     names: set[str] = set()
-    named: set[str] = set()
+    texts: set[str] = set()
+    attributes: set[str] = set()
+    classes: list[ClassFacts] = []
     relative = False
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute):
+            attributes.add(node.attr)
+        elif isinstance(node, ast.Constant):
+            texts |= {node.value} if isinstance(node.value, str) else set()
+        elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             relative |= node.level != 0
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("toolgym."):
-            named.add(node.value.partition(":")[0])  # entry points by name
-    return frozenset(names), frozenset(named), relative
+        elif isinstance(node, ast.ClassDef):
+            classes.append(_class_facts(node))
+    return Facts(frozenset(names), relative, frozenset(texts), frozenset(attributes), tuple(classes))
+
+
+def _class_facts(node: ast.ClassDef) -> ClassFacts:
+    methods = tuple(
+        method.name
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("validator" in ast.unparse(decorator) for decorator in method.decorator_list)
+    )
+    return ClassFacts(node.name, tuple(ast.unparse(base).partition("[")[0] for base in node.bases), methods)
 
 
 def layer_of(name: str) -> str | None:
@@ -336,10 +380,8 @@ def test_no_thread_of_an_event_loop_is_the_librarys():
     """Foreign code may fill those with functions that hang; see `toolgym.tools.concurrency.blocking`."""
     refused = {"to_thread", "run_in_executor"}
     for path in (path for layer in LAYERS for path in sources(layer)):
-        source = path.read_text(encoding="utf-8")
-        if any(name in source for name in refused):  # to parse all would take seconds
-            names = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
-            assert not names & refused, f"{path}: use tools.concurrency.blocking"
+        names = facts_of(path.read_text(encoding="utf-8")).attributes
+        assert not names & refused, f"{path}: use tools.concurrency.blocking"
 
 
 FROM_ELSEWHERE = {"_np_csc", "_proc_sparse", "_validate_definition"}
@@ -350,16 +392,13 @@ def test_each_private_method_is_called_where_its_class_or_a_relative_stands():
     """An override of a method that its base has no more is never called, and nothing else says so."""
     uses, bases, methods = {}, {}, []
     for path in (path for layer in LAYERS for path in sources(layer)):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        names |= {node.value for node in nodes if isinstance(node, ast.Constant)}  # as `getattr` takes it
-        for cls in (node for node in nodes if isinstance(node, ast.ClassDef)):
+        facts = facts_of(path.read_text(encoding="utf-8"))
+        names = facts.attributes | facts.texts  # as `getattr` takes it
+        for cls in facts.classes:
             full = _full_name(cls.name, path)
             uses.setdefault(full, set()).update(names)
-            bases.setdefault(full, set()).update(
-                _full_name(ast.unparse(base).partition("[")[0], path) for base in cls.bases
-            )
-            methods += [(full, node) for node in cls.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            bases.setdefault(full, set()).update(_full_name(base, path) for base in cls.bases)
+            methods += [(full, method) for method in cls.methods]
     ancestors = {name: {name} for name in bases}
     for name in graphlib.TopologicalSorter(bases).static_order():
         ancestors.setdefault(name, {name}).update(*(ancestors.get(base, ()) for base in bases.get(name, ())))
@@ -370,12 +409,11 @@ def test_each_private_method_is_called_where_its_class_or_a_relative_stands():
         return set().union(*(uses[other] for other in relatives))
 
     assert not [
-        f"{cls}.{node.name}"
-        for cls, node in methods
-        if node.name.startswith("_") and not node.name.endswith("_") and node.name not in FROM_ELSEWHERE
-        if node.name not in uses[cls]  # most; relatives take longer
-        if not any("validator" in ast.unparse(decorator) for decorator in node.decorator_list)
-        if node.name not in used_by_relatives(cls)
+        f"{cls}.{method}"
+        for cls, method in methods
+        if method.startswith("_") and not method.endswith("_") and method not in FROM_ELSEWHERE
+        if method not in uses[cls]  # most; relatives take longer
+        if method not in used_by_relatives(cls)
     ]
 
 
