@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.as_typed import as_program, as_typed  # noqa: F401
 from tests.processes import end_with_the_tests
@@ -22,7 +23,11 @@ from tests.processes import end_with_the_tests
 LENIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=10, **LENIENT)
 settings.register_profile("ci", max_examples=60, **LENIENT)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")
+settings.load_profile(PROFILE)
+if PROFILE == "dev" and hasattr(providers, "_get_local_constants"):
+    # Each process would parse all modules of the library for constants to try, five seconds in a fresh checkout.
+    providers._get_local_constants = lambda: providers._local_constants
 
 INHERITED = {
     signal.SIGINT: signal.default_int_handler,
