@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-forgeries test-ray test-sglang test-trainers test-mcp test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-forgeries test-ray test-sglang test-trainers test-mcp mcp-conformance test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,9 +69,12 @@ test-trainers: $(VENV)/.dev  ## Install each trainer that the adapters are for, 
 test-trainer-%: $(VENV)/.dev
 	VENV=$(VENV) scripts/trainers/test.sh $*
 
-test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and run its client side.
-	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
+test-mcp: $(VENV)/.dev mcp-conformance  ## Install the conformance suite of MCP with npm, and run its client side.
 	$(TESTS) mcp -m long tests/tools/mcp
+
+# Where it is installed, `make test-rest` runs it as well.
+mcp-conformance:
+	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
 
 test-e2b: $(VENV)/.dev  ## Install E2B's SDKs in five versions, and compare what works with docs/e2b.md.
 	$(BIN)/python scripts/e2b/matrix.py
