@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.tools.answers.statements import said_answer
+from toolgym.tools.answers.statements import MAX_WRAPS, bare, said_answer
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,15 @@ from toolgym.tools.answers.statements import said_answer
 )
 def test_said_answer(text, answer):
     assert said_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text", ["**73**", "#### 73", "`73`", '"73"', '#### **"73"**', '"' * MAX_WRAPS + "73" + '"' * MAX_WRAPS]
+)
+def test_an_answer_is_bare_of_quotes_and_markdown(text):
+    assert bare(text) == "73"
+
+
+def test_layers_beyond_the_limit_stay():
+    quotes = '"' * 1000
+    assert bare(f"{quotes}73{quotes}") == f"{quotes[MAX_WRAPS:]}73{quotes[MAX_WRAPS:]}"
