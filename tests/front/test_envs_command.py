@@ -37,22 +37,24 @@ def test_each_id_is_a_line_and_a_module_of_the_current_folder_adds_its_own(tmp_p
     assert names["town_env:Towns-v0"].endswith("Towns, by name.")
 
 
-def test_a_family_is_one_line_and_a_name_lists_its_ids(tmp_path):
+def test_a_family_is_one_line_and_a_name_lists_its_ids(tmp_path, as_typed):
     lines = run(tmp_path, "envs").stdout.splitlines()
     assert len(lines) == len({id.split("/")[0] for id in OWN_ENVS})
     games = [id for id in OWN_ENVS if id.startswith("TextArena/")]
     assert [line for line in lines if line.startswith("TextArena/*") and line.endswith(f"({len(games)} ids)")]
     for name in ("TextArena/*", "textarena/"):
-        assert [line.split("  ")[0] for line in run(tmp_path, "envs", name).stdout.splitlines()] == sorted(games)
-    unknown = run(tmp_path, "envs", "chess")
+        listed = as_typed(f"toolgym envs '{name}'", tmp_path).stdout
+        assert [line.split("  ")[0] for line in listed.splitlines()] == sorted(games)
+    unknown = as_typed("toolgym envs chess", tmp_path)
     assert unknown.returncode == 2
     assert unknown.stderr == "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
 
 
-def test_json_has_each_id(tmp_path):
+def test_json_has_each_id(tmp_path, as_typed):
     rows = json.loads(run(tmp_path, "envs", "--json").stdout)
     assert {row["id"]: row["description"] for row in rows} == {id: own.description for id, own in OWN_ENVS.items()}
-    assert [row["id"] for row in json.loads(run(tmp_path, "envs", "gsm8k-v0", "--json").stdout)] == ["GSM8K-v0"]
+    chosen = json.loads(as_typed("toolgym envs gsm8k-v0 --json", tmp_path).stdout)
+    assert [row["id"] for row in chosen] == ["GSM8K-v0"]
 
 
 def install(folder, package, code):
