@@ -73,11 +73,11 @@ def test_a_verl_that_is_too_old_is_named_in_a_line(tmp_path):
     folder = tmp_path / "verl-0.9.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.9.0\n")
-    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    done = run(path + "import toolgym.rollout.adapters.verl.plugin")
-    assert "The adapter for verl needs verl>=0.9.1, found 0.9.0. Install it with: " in done.stderr
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport toolgym.rollout.adapters.verl.plugin\n"
     loaded = "try:\n    from toolgym.rollout.adapters.verl import ToolgymAgentLoop\nexcept ImportError as error:\n"
-    assert "needs verl>=0.9.1, found 0.9.0" in run(path + loaded + "    print(error)").stdout
+    done = run(path + loaded + "    print(error)")
+    assert "The adapter for verl needs verl>=0.9.1, found 0.9.0. Install it with: " in done.stderr
+    assert "needs verl>=0.9.1, found 0.9.0" in done.stdout
 
 
 def test_what_was_imported_before_is_registered_with_at_once(monkeypatch):
