@@ -73,7 +73,7 @@ READERS: dict[str, Work] = {
     "what a terminal shows": render_terminal,
     "fences around a program": clean_code,
     "marks of replies": canonical._MARK.findall,
-    "thinking of Responses": responses_history._THOUGHT.fullmatch,
+    "thinking of Responses": responses_history.thought_of,
     "scrub": scrub,
     "on_one_line": on_one_line,
     "metric names": figures._name,

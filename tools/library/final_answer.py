@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\$?\s*([-+]?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
 
 
 def final_answer(text: str) -> str | None:
-    """Return the answer after the last `####` of a text (GSM8K's convention), outside of `<think>` blocks.
+    """Return the answer after the last `####` of a text (GSM8K's convention), outside of thinking.
 
     A plain number is returned without currency signs and thousands separators, and without the words after it. Anything
     else is the rest of the line. None: there is no such line, or it is a heading with text after it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 from toolgym.rollout.capture.agent_call import AgentMessage, WrittenCall
 from toolgym.rollout.capture.wires import fields, unreadable
 from toolgym.rollout.capture.wires.events import marked
+from toolgym.tools.message import THINKING_TAGS
 
 WHOLE = "ctw"
 """Kind of mark of a custom tool's call whose input is all that the policy wrote, since that is not the argument."""
-
-_THOUGHT = re.compile(r"<think>\n?(.*?)\n?</think>", re.DOTALL)
-"""A message of pydantic-ai that stands for the reasoning item before it."""
 
 _TURN = AgentMessage("assistant", "")
 
@@ -23,6 +20,18 @@ _TURN = AgentMessage("assistant", "")
 def qualified(namespace: Any, name: str) -> str:
     """The name under which a policy is offered a tool of a namespace."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def thought_of(content: str) -> str | None:
+    """Return the thinking of a message that is nothing but thinking between tags; None for any other message.
+
+    pydantic-ai writes such a message after a reasoning item that it does not send back as one. The tags are those of
+    the model's profile there, so the tags of all known models are looked for.
+    """
+    for opens, closes in THINKING_TAGS:
+        if len(content) >= len(opens) + len(closes) and content.startswith(opens) and content.endswith(closes):
+            return content[len(opens) : -len(closes)].removeprefix("\n").removesuffix("\n")
+    return None
 
 
 def add_item(left_out: list[str], messages: list[AgentMessage], item: Mapping[str, Any], field: str) -> None:
@@ -72,8 +81,8 @@ def _add_message(messages: list[AgentMessage], item: Mapping[str, Any], field: s
     content = fields.joined(item.get("content"), f"{field}.content", shown, left_out)
     if role != "assistant":
         messages.append(AgentMessage(role, content, images=tuple(shown or ())))
-    elif not item.get("id") and (thought := _THOUGHT.fullmatch(content)):
-        messages.append(replace(_TURN, reasoning=thought[1] or None))
+    elif not item.get("id") and (thought := thought_of(content)) is not None:
+        messages.append(replace(_TURN, reasoning=thought or None))
     else:
         turn = messages[-1] if messages else _TURN
         is_open = turn.role == "assistant" and not turn.content and not turn.calls

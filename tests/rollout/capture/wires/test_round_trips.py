@@ -173,8 +173,9 @@ def test_a_turn_without_item_ids_is_found_by_its_thinking_or_its_calls():
     assert message.ids == {TWO.id, *(call.id for call in TWO.calls)}
 
 
-def pydantic_items(answer):
-    items = [{"role": "assistant", "content": f"<think>\n{answer.reasoning}\n</think>"}] if answer.reasoning else []
+def pydantic_items(answer, opens="<think>", closes="</think>"):
+    thought = f"{opens}\n{answer.reasoning}\n{closes}"
+    items = [{"role": "assistant", "content": thought}] if answer.reasoning else []
     items += [{"role": "assistant", "content": answer.content}] if answer.content else []
     return items + [
         {"type": "function_call", "name": call.name, "arguments": dumped(call.arguments), "call_id": call.id}
@@ -186,6 +187,20 @@ def pydantic_items(answer):
 def test_thinking_that_comes_as_a_message_is_folded_into_its_turn(answer):
     (message,) = came_back("responses", pydantic_items(answer))
     assert meaning(message) == meaning(as_sent(answer, ids=frozenset(call.id for call in answer.calls)))
+
+
+@pytest.mark.parametrize(
+    "tags", [("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>")]
+)
+def test_thinking_between_the_tags_of_other_models_is_folded_in(tags):
+    (message,) = came_back("responses", pydantic_items(TWO, *tags))
+    assert message.reasoning == TWO.reasoning
+
+
+@pytest.mark.parametrize("content", ["<think>a</think> b", "<think>a", "a</think>", "<think>", "<thinking>a</think>"])
+def test_a_message_with_more_than_thinking_is_an_answer(content):
+    (message,) = came_back("responses", [{"role": "assistant", "content": content}])
+    assert (message.content, message.reasoning) == (content, None)
 
 
 def test_turns_without_anything_between_them_stay_apart():
