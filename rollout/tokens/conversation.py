@@ -172,10 +172,12 @@ class Conversation:
         """Continue the conversation with messages of which any may have changed. Nothing changes before `apply`.
         Turns that are kept as text are rendered as they were read if the template refuses the text: some templates
         take no tool result without a structured call before it."""
+        prove = self._history is HistoryMode.APPEND
         try:
-            ids = self._renderer.prompt(view, most=most, examples=self._examples)
+            ids = self._renderer.prompt(view, most=most, examples=self._examples, prove=prove)
         except TemplateError:
-            ids = self._renderer.prompt(self._structured(view), most=most, examples=self._examples)
+            view_of_calls = self._structured(view)
+            ids = self._renderer.prompt(view_of_calls, most=most, examples=self._examples, prove=prove)
         images = images_in(ids)
         if tuple(ids[: len(self.context)]) == self.context and images[: len(self.images)] == self.images:
             return Extension(view, ids[len(self.context) :], None, "", len(ids), images)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from toolgym.rollout.tokens.foreign_texts import SafeMessages, template_with_too
 from toolgym.rollout.tokens.marked_turns import THINK
 from toolgym.rollout.tokens.parser_choice import ParserProof, choose_parser
 from toolgym.rollout.tokens.placed_ids import PlacedIds, framed, images_in, placed
+from toolgym.rollout.tokens.prompt_proof import PromptProof, PromptProver
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.switch_words import has_switch_word
 from toolgym.rollout.tokens.template_analysis import (
@@ -148,7 +150,9 @@ class ChatRenderer:
         self._kept_prompt = functools.lru_cache(_PROMPTS)(
             lambda key, most: self._first_ids([cast(Message, dict(pairs)) for pairs in key], most)
         )
-
+        proven = self.parser_proof is not None and self.parser_proof.proven
+        reader = self.parser or read_plain_turn
+        self._prover = PromptProver(self._template, encoder, ends, self.facts, reader, proven, self._probed_delta)
         self._end_of = functools.lru_cache(_PROMPTS)(self.decode)
 
     @property
@@ -162,7 +166,12 @@ class ChatRenderer:
         return () if self._processor is None else self._processor.forbidden_ids
 
     def prompt(
-        self, messages: Sequence[Message], *, most: int | None = None, examples: Collection[Message] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        most: int | None = None,
+        examples: Collection[Message] = (),
+        prove: bool = True,
     ) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
@@ -170,15 +179,26 @@ class ChatRenderer:
         An assistant's message that is among the `examples` came with the task: there only those stay
         that the template writes inside of a turn. With images it is a `PlacedIds`.
 
+        With `prove`, whole turns are played after this prompt (`PromptProver`), once for the same messages. It is for
+        conversations that go on with `extend`.
+
         Raises:
             TemplateError: a message holds something else than text and images, the template refuses the conversation,
-                or it leaves out its tool results or an image, or an image cannot be read.
+                or it leaves out its tool results or an image, or an image cannot be read, or turns after this prompt
+                cannot be read as those after a short one.
             TooManyTokensError: there are surely more than `most`.
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        text = self._template.render(self.safe(messages, examples))
-        return self._encoded("", text, messages, most)
+        safe = self.safe(messages, examples)
+        ids = self._encoded("", self._template.render(safe), messages, most)
+        if prove:
+            self._prover.prove(messages, safe)
+        return ids
+
+    def proof_of(self, messages: Sequence[Message]) -> PromptProof:
+        """Return what whole turns after a prompt showed, whose messages were all given. Raises as `prompt` does."""
+        return self._prover.prove(messages, self.safe(messages, messages))
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
         """As `prompt`, of messages that were all given. The episodes of a group begin with the same, and share the
@@ -230,7 +250,8 @@ class ChatRenderer:
         """
         if any(message.get("role") == "assistant" for message in messages):
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
-        end, rest = self._delta(self.safe(messages), earlier)
+        written = self.decode(turn) if turn and "assistant" in self.facts.switch_words else ""
+        end, rest = self._delta(self.safe(messages), earlier, written)
         end_id = self._encoder.id_of(end)
         ids = self._encoded(end, rest, messages, most)
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
@@ -408,27 +429,32 @@ class ChatRenderer:
                 return message
         return assistant(text)
 
-    def _delta(self, messages: Sequence[Message], earlier: Sequence[Message] | None) -> tuple[str, str]:
+    def _delta(
+        self, messages: Sequence[Message], earlier: Sequence[Message] | None, written: str = ""
+    ) -> tuple[str, str]:
+        """The token that ends a turn, and the text after it. `written` is the turn, if the template looks into it."""
         kind = delta_kind(messages)
         plan = self.facts.plans.get(kind)
         if plan is None:
             raise TemplateError(self.facts.unsupported[kind])
-        if plan.earlier and earlier is None:
-            raise TemplateError(
-                f"what the chat template writes for new messages ({kind}) depends on the earlier conversation: give it "
-                "with extend(..., earlier=messages)"
-            )
-        if self.facts.switch_words:
-            if earlier is None:
+        words, prover = self.facts.switch_words, self._prover
+        if earlier is None:
+            if plan.earlier:
+                raise TemplateError(
+                    f"what the chat template writes for new messages ({kind}) depends on the earlier conversation: "
+                    "give it with extend(..., earlier=messages)"
+                )
+            if words or prover.any_looks_back:
                 raise TemplateError(
                     "the chat template looks for words in earlier messages: give the messages with "
                     "extend(..., earlier=messages)"
                 )
-            if has_switch_word(earlier, self.facts.switch_words):
-                return self._whole_delta(messages, earlier, plan)
-        conversation = probe_conversation(
-            messages, self._mark, plan, self.safe(earlier) if plan.earlier and earlier is not None else ()
-        )
+            earlier = ()
+        if words and has_switch_word([*earlier, assistant(written)], words):
+            return self._whole_delta(messages, earlier, plan, written)
+        if prover.any_looks_back and prover.looks_back(earlier):
+            return self._whole_delta(messages, earlier, plan)
+        conversation = probe_conversation(messages, self._mark, plan, self.safe(earlier) if plan.earlier else ())
         delta = self._cut(conversation, plan, len(messages))
         # With images a content is a list. The probe has none before them, and some templates number images.
         if any(isinstance(message["content"], list) for message in messages):
@@ -437,9 +463,18 @@ class ChatRenderer:
                 raise TemplateError("what the chat template writes for an image depends on the images before it")
         return delta
 
-    def _whole_delta(self, messages: Sequence[Message], earlier: Sequence[Message], plan: Plan) -> tuple[str, str]:
+    def _whole_delta(
+        self, messages: Sequence[Message], earlier: Sequence[Message], plan: Plan, written: str = ""
+    ) -> tuple[str, str]:
         """The delta of the whole conversation, whose cost grows with its length."""
-        return self._cut([*self.safe(earlier), turn_before(messages, self._mark, plan), *messages], plan, len(messages))
+        turn = turn_before(messages, self._mark, plan)
+        if written:
+            content = written.removesuffix(self._ends.history.end)
+            turn = {**turn, "content": content if "tool_calls" in turn else content + self._mark}
+        return self._cut([*self.safe(earlier), turn, *messages], replace(plan, tools=True), len(messages))
+
+    def _probed_delta(self, new: Sequence[Message], earlier: Sequence[Message], plan: Plan) -> tuple[str, str]:
+        return self._cut(probe_conversation(new, self._mark, plan, earlier), plan, len(new))
 
     def _cut(self, conversation: list[Message], plan: Plan, new: int) -> tuple[str, str]:
         text = self._template.render(conversation, tools=None if plan.tools else ())

@@ -20,6 +20,8 @@ SwitchWords: TypeAlias = Mapping[str, frozenset[str]]
 MAX_WORDS = 120
 _REMEMBERED: dict[str, tuple[str, ...]] = {}
 _LONGEST = 80
+_MOST_TOGETHER = 8
+"""Words of one condition. A condition of more words is a list of alternatives."""
 
 _NOT_TEXTS = frozenset({"role", "type", "name", "id", "tool_call_id"})
 """Fields without a text of an author."""
@@ -42,9 +44,42 @@ def _compared_words(tree: nodes.Template) -> tuple[str, ...]:
     words: dict[str, None] = {}
     for node in _walk(tree):
         for word in _compared(node):
-            if word.strip() and len(word) <= _LONGEST and word not in ROLES:
+            if _is_looked_for(word):
                 words.setdefault(word)
     return tuple(words)[:MAX_WORDS]
+
+
+def words_together(template: ChatTemplate) -> tuple[tuple[str, ...], ...]:
+    """Return the texts that one condition of a template compares with, if there are several.
+
+    A condition inside another one needs the words of both. Alternatives of an `or` count too: too many words in a
+    message are tried, and not too few.
+    """
+    groups = dict.fromkeys(_words_together(template.tree, ()))
+    return tuple(group for group in groups if 1 < len(group) <= _MOST_TOGETHER)[:MAX_WORDS]
+
+
+def _words_together(node: nodes.Node, outer: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(node, nodes.If | nodes.CondExpr):
+        words = tuple(dict.fromkeys([*outer, *filter(_is_looked_for, _demanded(node.test))]))
+        yield words
+        for branch in node.body if isinstance(node, nodes.If) else [node.expr1]:
+            yield from _words_together(branch, words)
+        others = [*node.elif_, *node.else_] if isinstance(node, nodes.If) else [node.expr2]
+        for branch in filter(None, others):
+            yield from _words_together(branch, outer)
+        return
+    for child in node.iter_child_nodes():
+        yield from _words_together(child, outer)
+
+
+def _demanded(test: nodes.Node) -> Iterator[str]:
+    """The texts in a condition, without those that must not be there."""
+    if isinstance(test, nodes.Not) or (isinstance(test, nodes.Compare) and test.ops[0].op in ("notin", "ne")):
+        return
+    yield from _compared(test)
+    for child in test.iter_child_nodes():
+        yield from _demanded(child)
 
 
 def has_switch_word(messages: Iterable[Message], words: SwitchWords) -> bool:
@@ -55,6 +90,10 @@ def has_switch_word(messages: Iterable[Message], words: SwitchWords) -> bool:
         if message["role"] in words
         for text in [text_of(message.get("content") or "").lower()]
     )
+
+
+def _is_looked_for(word: str) -> bool:
+    return bool(word.strip()) and len(word) <= _LONGEST and word not in ROLES
 
 
 def _compared(node: nodes.Node) -> Iterator[str]:
@@ -110,6 +149,6 @@ def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
         yield from _walk(child)
 
 
-def texts_with(word: str) -> Sequence[str]:
-    """Return contents that have a word: nothing else, and within others."""
-    return (word, f"x {word} x")
+def texts_with(*words: str) -> Sequence[str]:
+    """Return contents that have some words: nothing else, and within others."""
+    return (" ".join(words), f"x {' x '.join(words)} x")

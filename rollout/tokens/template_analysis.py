@@ -29,7 +29,7 @@ from toolgym.rollout.tokens.end_of_turn import (
 )
 from toolgym.rollout.tokens.marked_turns import THINK, MarkedTurns, ThinkingTags, find_thinking_tags, stops_inside
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
-from toolgym.rollout.tokens.switch_words import SwitchWords, compared_words, texts_with
+from toolgym.rollout.tokens.switch_words import SwitchWords, compared_words, texts_with, words_together
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import THINKING_TAGS, Message, assistant, system, text_of, tool, user
 
@@ -213,14 +213,34 @@ class _Analyzer:
     def _switch_words(self, plans: Mapping[DeltaKind, Plan]) -> SwitchWords:
         """Find the words in earlier messages that change what the template writes after new ones."""
         words: dict[str, set[str]] = {}
-        compared = compared_words(self.template)
+        compared, together = compared_words(self.template), words_together(self.template)
         for kind, plan in ((kind, plans[kind]) for kind in _LOOKING_BACK if kind in plans):
-            for word in compared:
-                if self._looks_at(texts_with(word), ROLES, kind, plan):
-                    alone = [role for role in ROLES if self._looks_at(texts_with(word), (role,), kind, plan)]
-                    for role in alone or ROLES:
-                        words.setdefault(role, set()).add(word.lower())
+            for group in ((word,) for word in compared):
+                self._add_switch_words(words, group, kind, plan)
+            for group in (*together, compared):
+                self._add_switch_words(words, group, kind, plan)
         return {role: frozenset(texts) for role, texts in words.items()}
+
+    def _add_switch_words(
+        self, words: dict[str, set[str]], group: tuple[str, ...], kind: DeltaKind, plan: Plan
+    ) -> None:
+        """Add words by the roles in which they change a delta, if they do so together.
+
+        Words that are known already change a delta whatever stands beside them, so they are left out.
+        """
+        while True:
+            known = frozenset().union(*words.values())
+            group = tuple(word for word in group if word.lower() not in known)
+            if not group or not self._looks_at(texts_with(*group), ROLES, kind, plan):
+                return
+            needed = group
+            for word in group if len(group) > 2 else ():
+                fewer = tuple(other for other in needed if other != word)
+                if fewer and self._looks_at(texts_with(*fewer), ROLES, kind, plan):
+                    needed = fewer
+            alone = [role for role in ROLES if self._looks_at(texts_with(*needed), (role,), kind, plan)]
+            for role in alone or ROLES:
+                words.setdefault(role, set()).update(word.lower() for word in needed)
 
     def _looks_at(self, texts: Sequence[str], roles: Sequence[str], kind: DeltaKind, plan: Plan) -> bool:
         """Whether such texts in earlier messages of these roles change what the template writes after new ones."""
@@ -229,12 +249,18 @@ class _Analyzer:
             # A new message without the text may follow: an old text must not matter then. With it, results are counted.
             for content in ("toolgym probe", text) if kind == "one result" and "tool" in roles else ("toolgym probe",):
                 new = [user(content)] if kind == "user" else self._results(content)
-                try:
-                    truth = _Truth(head, new, self.few, self._real(head, self._turns(new)[0], new, self.few))
-                    if self._probed(truth, plan) != truth.delta:
-                        return True
-                except TemplateError:
-                    continue
+                turn = self._turns(new)[0]
+                turns = [turn]
+                if "assistant" in roles:  # the turn itself may have the text; `_real` looks for it in front of the mark
+                    spoken = f"{self.encoder.nonce}w {text}"
+                    turns.append({**turn, "content": spoken if "tool_calls" in turn else f"{spoken} {self.mark}"})
+                for turn in turns:
+                    try:
+                        truth = _Truth(head, new, self.few, self._real(head, turn, new, self.few))
+                        if self._probed(truth, plan) != truth.delta:
+                            return True
+                    except TemplateError:
+                        continue
         return False
 
     def _head_with(self, text: str, roles: Sequence[str]) -> list[Message]:

@@ -153,7 +153,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
                 return _Turn(_over(result.stop_reason), session.name, result.reward, True)
             messages.append(turn.message)
             obs = [_harmless(message, renderer) for message in result.obs]
-            ids = renderer.extend(obs, earlier=messages)
+            ids = renderer.extend(obs, earlier=messages[:-1])
             messages += obs
             done = False
             return _Turn(renderer.decode(ids), session.name, result.reward, False)

@@ -8,6 +8,7 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import assistant, system, tool, user
+from toolgym.tools.schema import ToolSchema
 
 BODY = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -29,6 +30,22 @@ LISTED = (
     "{% set s = namespace(n=0) %}{% for word in ['quiet mode', 'silence'] %}"
     "{% for m in messages if word in m.content %}{% set s.n = 1 %}{% endfor %}{% endfor %}"
 )
+TOGETHER = (
+    "{% set s = namespace(n=0) %}{% for m in messages %}"
+    "{% if 'quiet mode' in m.content and 'night' in m.content and 'day' not in m.content %}{% set s.n = 1 %}{% endif %}"
+    "{% endfor %}"
+)
+NESTED = (
+    "{% set s = namespace(n=0) %}{% for m in messages if m.role == 'user' %}{% if 'quiet mode' in m.content %}"
+    "{% if 'night' in m.content %}{% set s.n = 1 %}{% elif 'day' in m.content %}{% endif %}{% endif %}{% endfor %}"
+)
+TWO_ROLES = (
+    "{% set s = namespace(n=0, a=false, b=false) %}{% for m in messages %}"
+    "{% if m.role == 'system' and 'quiet mode' in m.content %}{% set s.a = true %}{% endif %}"
+    "{% if m.role == 'user' and 'night' in m.content %}{% set s.b = true %}{% endif %}{% endfor %}"
+    "{% if s.a and s.b %}{% set s.n = 1 %}{% endif %}"
+)
+IN_TURN = "{% set s = namespace(n=1 if 'quiet' in (messages | map(attribute='content') | list)[-2] else 0) %}"
 CALM = "{% set s = namespace(n=0) %}{% for m in messages %}{% if 'x' in m.content %}{% endif %}{% endfor %}"
 LENGTH = "{% set s = namespace(n=1 if messages[0].content | length > 2000 else 0) %}"
 
@@ -59,6 +76,10 @@ def check_delta(source, earlier, new):
         (IN_SYSTEM, {"system": {"/no_think"}}),
         (COUNTS_ERRORS, {"tool": {"error:", "traceback"}}),
         (LISTED, {role: {"quiet mode", "silence"} for role in ("system", "user", "assistant", "tool")}),
+        (TOGETHER, {role: {"quiet mode", "night"} for role in ("system", "user", "assistant", "tool")}),
+        (NESTED, {"user": {"quiet mode", "night"}}),
+        (TWO_ROLES, {role: {"quiet mode", "night"} for role in ("system", "user", "assistant", "tool")}),
+        (IN_TURN, {"assistant": {"quiet"}}),
         (CALM, {}),
     ],
 )
@@ -78,6 +99,15 @@ RESULT = [tool("an animal", tool_call_id="call_0", name="look")]
         (IN_SYSTEM, [system("Be brief. /no_think"), user("Fox?")], True),
         (IN_SYSTEM, [system("Be brief."), user("/no_think")], False),
         (LISTED, [user("Quiet mode? No: silence.")], True),
+        (
+            TOGETHER,
+            [user("Fox?"), *cycles("Quiet mode is for the night, not the quiet mode", "quiet mode, night")],
+            True,
+        ),
+        (TOGETHER, [user("quiet mode"), *cycles("night")], False),
+        (NESTED, [user("quiet mode at night")], True),
+        (TWO_ROLES, [system("quiet mode"), user("at night")], True),
+        (TWO_ROLES, [system("quiet mode"), user("at noon")], False),
         (CALM, [system("x"), user("x")], False),
     ],
 )
@@ -90,6 +120,28 @@ def test_errors_in_a_row_are_counted_with_the_earlier_ones(count):
     earlier = [user("Fox?"), *cycles(*["Traceback (most recent call last)"] * count)]
     new = [tool("Error: no fox", tool_call_id="call_0", name="look")]
     assert check_delta(COUNTS_ERRORS, earlier, new).endswith("<think></think>") == (count >= 2)
+
+
+@pytest.mark.parametrize(("said", "off"), [("Be quiet!", True), ("Hello.", False)])
+def test_a_word_in_the_turn_itself_counts(said, off):
+    tokenizer = byte_tokenizer(IN_TURN + BODY)
+    renderer = ChatRenderer(tokenizer)
+    turn, new, earlier = tokenizer.encode(said + "<|im_end|>"), [user("And now?")], [user("Fox?")]
+    text = renderer.decode([*turn, *renderer.extend(new, turn, earlier=earlier)])
+    assert text.endswith("<think></think>") == off
+    assert tokenizer.apply_chat_template(
+        [*earlier, assistant(said), *new], tokenize=False, add_generation_prompt=True
+    ).endswith(text)
+
+
+@pytest.mark.parametrize("shown", ["/no_think", "Look it up."])
+def test_a_word_in_the_description_of_a_tool_counts(shown):
+    source = "{% set s = namespace(n=1 if tools and '/no_think' in tools | tojson else 0) %}"
+    tools = [ToolSchema(name, text, {"type": "object", "properties": {}}) for name, text in (("a", "A."), ("b", shown))]
+    renderer = ChatRenderer(byte_tokenizer(source + BODY), tools)
+    assert renderer.decode(renderer.extend(RESULT, earlier=[user("Fox?")])).endswith("<think></think>") == (
+        shown == "/no_think"
+    )
 
 
 def test_a_template_with_switch_words_needs_the_earlier_messages():
