@@ -46,14 +46,18 @@ instructions only, because the template renders no calls. The last column names 
 as *unread*.
 
 *Thinking* has the texts around a thought, which the renderer reads off the template. It is empty if the template writes
-no thoughts. *Looks for words* names the roles of messages in which a word such as `/no_think` changes what follows.
-If a conversation has such a word, each delta is cut from the whole rendered conversation. A template whose stop token
-is also inside a turn is refused. `benchmarks/template_survey.py --folder FOLDER` looks for templates that are wrongly
-called exact.
+no thoughts. *Drops thinking* names the messages in front of which the template leaves out the thinking of the turn: an
+episode keeps it unless `history="template"` is chosen ([exact tokens](exact_tokens.md)). *Looks for words* names the
+roles of messages in which a word such as `/no_think` changes what follows. If a conversation has such a word, each
+delta is cut from the whole rendered conversation. A template whose stop token is also inside a turn is refused.
+`benchmarks/template_survey.py --folder FOLDER` looks for templates that are wrongly called exact.
 
 With images, a template is compared with the processor of its model: `toolgym check-template FOLDER` for its folder.
 [Images](images.md) has the families. A template that takes contents as lists of parts only gets them so.
 """
+
+
+_AFTER = {"one result": "a result", "user": "a user's message"}
 
 
 class Row(NamedTuple):
@@ -86,6 +90,8 @@ def examine(path: Path) -> Row:
     thinking = " ".join(f"`{tag}`" for tag in facts.thinking[:2]) if facts is not None and shows_thinking else ""
     if facts is not None and facts.switch_words:
         notes.append(f"looks for words in {', '.join(sorted(facts.switch_words))}")
+    if facts is not None and facts.thinking_dropped:
+        notes.append(f"drops thinking before {' and '.join(_AFTER[kind] for kind in facts.thinking_dropped)}")
     verdicts = [verdict(report) for report in reports]
     worst = next(one for one in ("wrong", "refused", "exact") if one in [found for found, _ in verdicts])
     reason = next(why for found, why in verdicts if found == worst)

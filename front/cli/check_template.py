@@ -48,7 +48,7 @@ def command(
     report = check_template(tokenizer, template_kwargs=values, origin=origin)
     console = Console(highlight=False)
     if as_json:
-        console.print_json(json.dumps({"exact": report.exact, **dataclasses.asdict(report)}))
+        console.print_json(json.dumps({"exact": report.exact, **dataclasses.asdict(report)}, default=sorted))
     else:
         console.print(_table(report, model))
         for note in _notes(report):
@@ -83,6 +83,16 @@ def _notes(report: TemplateReport) -> list[str]:
             notes.append("tool calls are not rendered; they are kept as the text that the policy wrote")
         if not facts.tools_rendered:
             notes.append("the tools are not shown to the policy; describe them in the system prompt")
+        if facts.thinking_dropped:
+            notes.append(
+                f"the template drops the thinking of a turn before new messages ({', '.join(facts.thinking_dropped)}); "
+                "an episode keeps it unless history is 'template'"
+            )
+        if facts.switch_words:
+            notes.append(
+                f"words in earlier messages ({', '.join(sorted(facts.switch_words))}) change what follows a turn; "
+                "after such a word the whole conversation is rendered"
+            )
         if facts.uses_date:
             notes.append("the date is written; it stays that of the run's start")
     verdict = "exact" if report.exact else "not exact: a required case is not supported, or a case is wrong"

@@ -81,6 +81,9 @@ class TemplateFacts:
         thinking_rendered: the template writes the thinking of the last turn. If not, `thinking` has known tags that are
             tokens of the model or stand in the template, or else `<think>`.
         tools_rendered: the template tells the policy of the tools; None if there are none.
+        thinking_dropped: kinds of new messages after which the template leaves out the thinking of the turn before
+            them. An episode's own ids keep it with `history="append"`, so that its policy reads thoughts that a server
+            which renders everything again would not show; `history="template"` begins a sequence without them.
         switch_words: words that change the delta if an earlier message has them, by its role. Then the delta is that
             of the whole conversation.
         uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
@@ -98,6 +101,7 @@ class TemplateFacts:
     end_of_thinking: str
     thinking: ThinkingTags
     thinking_rendered: bool
+    thinking_dropped: tuple[DeltaKind, ...]
     switch_words: SwitchWords
     tools_rendered: bool | None
     json_arguments: bool
@@ -449,6 +453,7 @@ class _Analyzer:
             end_of_thinking=self._end_of_thinking(),
             thinking=self.thinking,
             thinking_rendered=self.rendered_thinking is not None,
+            thinking_dropped=self._dropped_thinking(),
             switch_words=self._switch_words(plans),
             tools_rendered=self.name in self.template.render(question, tools=few) if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
@@ -464,6 +469,22 @@ class _Analyzer:
             return self.mark in self.template.render([user("x"), self._called("y"), *self._results(self.mark)])
         except TemplateError:  # which says so
             return True
+
+    def _dropped_thinking(self) -> tuple[DeltaKind, ...]:
+        """Return the kinds of new messages after which the thinking of the turn before them is not there."""
+        if self.rendered_thinking is None:
+            return ()
+        turns, calls = self.turns, int(self.ends.renders_calls)
+        news: dict[DeltaKind, tuple[Message, Sequence[Message]]] = {
+            "one result": (turns.message(thought=True, text=True, calls=calls), self._results("7")),
+            "user": (turns.message(thought=True, text=True), [user("y")]),
+        }
+        dropped: list[DeltaKind] = []
+        for kind, (turn, new) in news.items():
+            text = turns.render([*turns.head, turn, *new], generation_prompt=True)
+            if text is not None and turns.text in text and turns.thought not in text:
+                dropped.append(kind)
+        return tuple(dropped)
 
     def _known_thinking(self) -> ThinkingTags:
         """Return the tags of a model whose template writes no thinking: its tokens, or texts of the template."""

@@ -244,3 +244,14 @@ def test_images_are_compared_with_the_processor_beside_the_tokenizer(tmp_path):
     assert "it drops images of such messages" in result.stdout
     (tmp_path / "processor_config.json").write_text("{")
     assert "cannot load a processor from" in check(tmp_path).stdout
+
+
+def test_words_that_a_template_looks_for_are_shown_also_as_json(tmp_path):
+    template = (
+        "{% set off = '/no_think' in messages[0].content %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if off %}<think></think>{% endif %}{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert json.loads(check(tmp_path, "--json").stdout)["facts"]["switch_words"] == {"system": ["/no_think"]}
+    assert "words in earlier messages (system) change what follows" in check(tmp_path).stdout

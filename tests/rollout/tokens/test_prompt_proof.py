@@ -153,3 +153,24 @@ def test_a_template_that_refuses_what_follows_a_prompt_says_so_when_it_comes_up(
     renderer.prompt(head)
     with pytest.raises(TemplateError, match="too long"):
         renderer.extend(RESULT, earlier=head)
+
+
+KEEPS = BODY
+DROPS_AT_USER = (
+    "{% set ns = namespace(left=0) %}{% for m in messages if m.role == 'user' %}{% set ns.left = loop.length %}"
+    "{% endfor %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.left = ns.left - 1 %}{% endif %}"
+    "{% if m.role == 'assistant' and ns.left > 0 %}<|im_start|>assistant\n{{ m.content }}<|im_end|>\n{% else %}"
+    + MESSAGE + "{% endif %}{% endfor %}" + PROMPT
+)  # fmt: skip
+DROPS_ALWAYS = (
+    "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}<|im_start|>assistant\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
+    "{% else %}" + MESSAGE + "{% endif %}{% endfor %}" + PROMPT
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "dropped"), [(KEEPS, ()), (DROPS_AT_USER, ("user",)), (DROPS_ALWAYS, ("one result", "user"))]
+)
+def test_the_facts_say_where_thinking_is_dropped(source, dropped):
+    assert renderer_of(source).facts.thinking_dropped == dropped
