@@ -42,9 +42,10 @@ class TurnReader:
 
         def knows(opens: str) -> bool:
             try:
-                return parser(f"{opens}x", schemas=schemas).open_thinking
+                turn = parser(f"{opens}x", schemas=schemas)
             except Exception:  # noqa: BLE001  a parser of others may not take a turn like this
                 return False
+            return turn.open_thinking or turn.reasoning == "x"
 
         self._is_plain = (tags.opens, tags.closes) == (THINK.opens, THINK.closes)
         self._translates = not self._is_plain and not knows(tags.opens)
@@ -62,7 +63,9 @@ class TurnReader:
         if starts_open and not turn.requests and self.tags.closes not in text:  # a parser may not know the tags
             turn = turn._replace(open_thinking=True)
         if turn.reasoning is not None:
-            return turn
+            thought = text.rpartition(self.tags.opens)[2]
+            is_open = not self._is_plain and self.tags.opens in text and self.tags.closes not in thought
+            return turn._replace(open_thinking=True) if is_open and not turn.requests else turn
         for tags in (self.tags, *self._others) if not self._is_plain else self._others:
             split = split_turn(turn.content, tags, starts_open=starts_open and tags is self.tags)
             if split.reasoning is not None:

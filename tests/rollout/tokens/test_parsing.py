@@ -16,6 +16,7 @@ from toolgym.tools import tool
 from toolgym.tools.errors import TemplateError, UnknownNameError
 from toolgym.tools.message import user
 from toolgym.tools.parsers import ParsedTurn, get_parser, parse_hermes
+from toolgym.tools.schema import ToolSchema
 from toolgym.wrappers import Wrapper
 
 TASK = Task(({"role": "user", "content": "q"},), id="q")
@@ -264,3 +265,24 @@ async def test_an_env_of_ones_own_gets_the_parsed_turn(scripted, tokenizer, exac
     assert [action.text for action in env.actions] == [turn.text for turn in one.turns] == turns
     assert [call.id for action in env.actions for call in action.calls] == ["call_0", "call_1"]
     assert one.messages[1]["tool_calls"][0]["id"] == one.messages[2]["tool_call_id"] == "call_0"
+
+
+LOOKING = ToolSchema("look", "Look it up.", {"type": "object", "properties": {}})
+ANALYSIS, NEXT = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments", "is_open"),
+    [
+        (f"{ANALYSIS}Hm.{NEXT}<|channel|>final<|message|>A fox.", "A fox.", [], False),
+        (f"{ANALYSIS}Hm.{NEXT} to=functions.look<|channel|>commentary json<|message|>{{}}", "", [{}], False),
+        (f"{ANALYSIS}Hm.{NEXT}<|channel|>commentary<|message|>I look.", "I look.", [], False),
+        (f"{ANALYSIS}Hm.", "", [], True),
+    ],
+)
+def test_a_parser_that_takes_the_thinking_out_itself_is_shown_the_turn_as_it_is(text, content, arguments, is_open):
+    renderer = ChatRenderer(byte_tokenizer((FOLDER / "gptoss.jinja").read_text()), [LOOKING])
+    assert renderer.parser_proof.name == "gpt_oss"
+    turn = renderer.parse_text(text)
+    assert (turn.content, [call.arguments for call in turn.calls]) == (content, arguments)
+    assert (turn.reasoning, turn.open_thinking, turn.errors) == ("Hm.", is_open, [])
