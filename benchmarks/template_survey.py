@@ -229,7 +229,7 @@ def other_histories(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase) 
         if whole is None or truth is None:
             continue
         text = turn_text(renderer._encoder, whole, prompts, renderer._ends)
-        starts_open = renderer.opens_thinking and whole.startswith(prompts[0])
+        starts_open = whole[: whole.find(text)].rstrip().endswith(renderer.thinking.opens)
         parsed = renderer.parse_text(text, starts_open=starts_open)
         reading: Any = renderer.part_reasoning(parsed.message, starts_open=starts_open)
         ids = [asked["id"] for asked in message.get("tool_calls", ())]
