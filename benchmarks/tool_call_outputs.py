@@ -343,7 +343,7 @@ FORMATS: dict[str, Format] = {
 
 
 class Output(NamedTuple):
-    """A model's output and the calls that it meant."""
+    """A model's output and the calls that it meant. Calls after the end of a cut output are not among them."""
 
     text: str
     calls: list[Call]
@@ -383,6 +383,15 @@ def damage_text(source: random.Random, text: str) -> str:
     return source.choice(changed)
 
 
+def count_begun(write: Write, calls: Sequence[Call], text: str) -> int:
+    """Count the calls of which a cut text has at least one sign that only a call has."""
+    for count in range(1, len(calls)):
+        whole = "".join(piece.text for piece in write(calls[:count]))
+        if whole.startswith(text.rstrip(" \n;,")):
+            return count
+    return len(calls)
+
+
 def draw_output(source: random.Random, name: str) -> Output:
     """Draw an output in a format: well-formed, or with one damage."""
     count = 1 if name == "gpt_oss" else source.choice((1, 1, 2, 3))
@@ -399,6 +408,7 @@ def draw_output(source: random.Random, name: str) -> Output:
     text = before + "".join(piece.text for piece in pieces)
     if damage == "cut":
         text = text[: source.randrange(len(before) + len(pieces[0].text), len(text))]
+        calls = calls[: count_begun(FORMATS[name].write, calls, text[len(before) :])]
     if damage == "thought" and name != "gpt_oss":
         return Output(f"<think>I could write\n{text}\nbut no.</think>It is 4.", [], damage)
     return Output(text, calls, "none" if damage == "thought" else damage)

@@ -101,7 +101,8 @@ def derived_parser(form: CallFormat) -> Parser | None:
     if not reader.opener:
         return None
     thinking = tuple(dict.fromkeys([*form.thinking, *THINKING]))
-    return functools.partial(scan, opener=reader.opener, read=reader.read, thinking=thinking)
+    openings = tuple(text for text in (form.begin.strip(), reader.starts) if _is_mark(text) and "\0" not in text)
+    return functools.partial(scan, opener=reader.opener, read=reader.read, thinking=thinking, openings=openings)
 
 
 _SLOTS = {CALL_ID: r"(?P<id>[^\s<>|{}\[\]\"]{1,200})", NUMBER: r"\d{1,9}", KIND: r"(?P<kind>[A-Za-z]{1,20})"}

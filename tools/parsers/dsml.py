@@ -114,7 +114,8 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
 
 def _parser(block: str) -> Parser:
     opener = f"{OPEN}|<{MARK}{block}>|</{MARK}{block}>|{CLOSE}|</?{MARK}parameter"
-    return functools.partial(scan, opener=opener, read=functools.partial(_read, block=block))
+    openings = (f"<{MARK}{block}>", OPEN)
+    return functools.partial(scan, opener=opener, read=functools.partial(_read, block=block), openings=openings)
 
 
 parse_deepseek_v32 = _parser("function_calls")

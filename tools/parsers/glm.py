@@ -112,7 +112,7 @@ def _call(
 
 
 parse_glm: Parser = functools.partial(
-    scan, opener=f"{TAGS.open}|{TAGS.stray}", read=functools.partial(_read, tags=TAGS)
+    scan, opener=f"{TAGS.open}|{TAGS.stray}", read=functools.partial(_read, tags=TAGS), openings=(TAGS.open,)
 )
 
 
@@ -129,5 +129,6 @@ parse_hy3: Parser = functools.partial(
     scan,
     opener=f"{HY3_TAGS.open}|{_CALLS}|{_END_CALLS}|{HY3_TAGS.stray}",
     read=_read_hy3,
+    openings=(_CALLS, HY3_TAGS.open),
     thinking=((f"<think{_SUFFIX}>", f"</think{_SUFFIX}>"), *THINKING),
 )

@@ -10,7 +10,8 @@ The generation prompt ends with `<|start|>assistant`, so the text begins after i
 * `<|call|>` ends the turn, so it is absent where the engine took it for the end-of-turn token.
 * Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
 * A message that ends with `<|call|>` or has `<|constrain|>`, but names no recipient, is an error.
-* A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
+* A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message, or a turn that
+  ends inside of a message's head.
 * Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
 """
 
@@ -33,6 +34,8 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _AFTER_CALL = re.compile(r"\s*(?:<\|(?:call|end|return)\|>|(?=<\|start\|>)|\Z)")
 _RECIPIENT = re.compile(r"(?:^|\s|\|>|assistant)to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_LAST_HEAD = re.compile(r"<\|channel\|>\s*+(\w*+)[^<]*+\Z")
+"""The head of a message at which the text ends. It is a call's, unless the channel has no calls."""
 
 
 def parse_gpt_oss(
@@ -122,6 +125,9 @@ class _Reader:
             message = f"The tool call was not run: it has no {_MESSAGE} with arguments. Write it as {SHAPE}."
             name = recipient[1].removeprefix("functions.")
             self.turn.add_error(CallProblem.UNCLOSED_TAG, message, rest, name)
+        elif (begun := _LAST_HEAD.search(rest)) and not _is_beginning(begun[1], "final", "analysis"):
+            self.content.append(rest[: begun.start()])
+            self.turn.add_cut(rest[begun.start() :])
         else:
             self.content.append(rest)
 
@@ -130,3 +136,7 @@ class _Reader:
         if mark is None:
             return len(self._text), len(self._text)
         return mark.start(), mark.end() if mark.group() in _ENDS else mark.start()
+
+
+def _is_beginning(word: str, *words: str) -> bool:
+    return bool(word) and any(known.startswith(word) for known in words)

@@ -59,4 +59,4 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     return end + len(CLOSE)
 
 
-parse_hermes: Parser = functools.partial(scan, opener=f"{OPEN}|{CLOSE}", read=_read)
+parse_hermes: Parser = functools.partial(scan, opener=f"{OPEN}|{CLOSE}", read=_read, openings=(OPEN,))

@@ -89,4 +89,6 @@ def _object(text: str, at: int, turn: TurnBuilder, sure: bool, behind_words: boo
     return parsed.end
 
 
-parse_llama3: Parser = functools.partial(scan, opener=f"{re.escape(TAG)}|{_OBJECT}|{_BEHIND_WORDS}", read=_read)
+parse_llama3: Parser = functools.partial(
+    scan, opener=f"{re.escape(TAG)}|{_OBJECT}|{_BEHIND_WORDS}", read=_read, openings=(TAG,)
+)

@@ -83,5 +83,6 @@ parse_mistral: Parser = functools.partial(
     opener=rf"{re.escape(OPEN)}|\[ARGS\](?=\s*\{{)|\[CALL_ID\]",
     read=_read,
     thinking=(("[THINK]", "[/THINK]"), *THINKING),
+    openings=(OPEN,),
     call_id=lambda number: f"call{number % 100_000:05d}",
 )

@@ -49,6 +49,22 @@ def read_calls(text: str, at: int) -> tuple[Calls, int]:
     return _Reader(text, at).calls()
 
 
+def read_open_calls(text: str, at: int) -> tuple[list[str], int, bool]:
+    """Read calls that no bracket opens.
+
+    Args:
+        text: the text.
+        at: position of the first call's name.
+
+    Returns:
+        The names of the tools, the position after the calls, and whether a closing bracket follows them.
+
+    Raises:
+        LiteralError: the text is not a call with literal arguments.
+    """
+    return _Reader(text, at).open_calls()
+
+
 def read_literal(text: str, at: int) -> tuple[Any, int]:
     """Read a literal; return it and the position after it. Raises LiteralError."""
     return _Reader(text, at).literal()
@@ -88,6 +104,20 @@ class _Reader:
         self._expect("[")
         calls = [self._call() for _ in self._items("]")]
         return calls, self._token.end()
+
+    def open_calls(self) -> tuple[list[str], int, bool]:
+        names = [self._call()[0]]
+        end = self._start
+        while self._is(",") or self._kind == "name":
+            if self._is(","):
+                self._next()
+            names.append(self._call()[0])
+            end = self._start
+        return names, self._token.end() if self._is("]") else end, self._is("]")
+
+    @property
+    def _start(self) -> int:
+        return self._token.start(self._kind)
 
     def literal(self) -> tuple[Any, int]:
         value = self._value(0)

@@ -10,6 +10,8 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
 * Without markers, the list begins a line and continues with a name and `(` and then `)`, `name=` or a string; other
   brackets are content. After other words on its line, the name must be that of an offered tool, or, if the tools are
   not known, the list must be well-formed and end its line.
+* If the tools are known, a list of their calls that lacks a sign, such as its `[`, and one at which the text ends, are
+  errors (`toolgym.tools.parsers.pythonic_damage`). So is a turn of nothing but calls without brackets around them.
 * Behind an opening marker stands a list of calls, or an error.
 * A closing marker outside of a call is an error, since the opening marker may be misspelt.
 * Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
@@ -18,15 +20,19 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Mapping
 
-from toolgym.tools.parsers.base import Parser
+from toolgym.tools.message import visible_text
+from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
+from toolgym.tools.parsers.pythonic_damage import find_damage
 from toolgym.tools.parsers.scan import MAX_MISSES, TurnBuilder, add_stray, scan, skip_space
+from toolgym.tools.schema import ToolSchema
 
 MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 SHAPE = '[tool(key="value", number=1)]'
+HINT = f"Write it as {SHAPE}, with Python literals for values."
 
 _BEGINS = rf"(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
 _AT_LINE = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[{_BEGINS}"
@@ -58,8 +64,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
             end += len(close) if end < len(text) else 0
     except LiteralError as error:
         end = _region_end(text, mark.end(), close)
-        hint = f"Write it as {SHAPE}, with Python literals for values."
-        turn.add_misread(str(error), hint, text[mark.start() : end], error.name)
+        turn.add_misread(str(error), HINT, text[mark.start() : end], error.name)
         return end
     for name, arguments in calls:
         if turn.full:
@@ -97,4 +102,29 @@ def _region_end(text: str, at: int, close: str | None) -> int:
     return end if closing == -1 or close is None else closing + len(close)
 
 
-parse_pythonic: Parser = functools.partial(scan, opener=_OPENER, read=_read)
+def parse_pythonic(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn. If it has no call, the content is searched for a damaged one (`pythonic_damage`)."""
+    turn = scan(
+        text,
+        opener=_OPENER,
+        read=_read,
+        openings=tuple(MARKERS),
+        first_id=first_id,
+        schemas=schemas,
+        starts_open=starts_open,
+    )
+    if turn.calls or turn.errors or turn.open_thinking or not schemas:
+        return turn
+    content = visible_text(turn.content)
+    damage = find_damage(content, schemas)
+    if damage is None:
+        return turn
+    raw = content[damage.start :]
+    errors = TurnBuilder(first_id)
+    if damage.cut:
+        errors.add_cut(raw)
+    else:
+        errors.add_misread(damage.why, HINT, raw)
+    return turn._replace(content=turn.content.removesuffix(raw), errors=errors.errors)

@@ -103,4 +103,6 @@ def _calls(
     return calls, at + len(CLOSE)
 
 
-parse_qwen3_coder: Parser = functools.partial(scan, opener=f"{OPEN}|{_FUNCTION_TAG}|{_STRAY}", read=_read)
+parse_qwen3_coder: Parser = functools.partial(
+    scan, opener=f"{OPEN}|{_FUNCTION_TAG}|{_STRAY}", read=_read, openings=(OPEN, _FUNCTION_TAG)
+)

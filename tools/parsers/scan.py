@@ -81,6 +81,11 @@ class TurnBuilder:
         message = f"The tool call was not run: its closing {close} is missing. Send the whole call again."
         self.add_error(CallProblem.UNCLOSED_TAG, message, raw, name, call_id)
 
+    def add_cut(self, raw: str) -> None:
+        """Add an error for the beginning of a call at which the turn ended."""
+        message = f"The turn ended inside of a tool call, at {raw[-40:]!r}. Send the whole call again."
+        self.add_error(CallProblem.UNCLOSED_TAG, message, raw)
+
     def add_overflow_error(self, raw: str) -> None:
         message = f"Only the first {MAX_REQUESTS} tool calls of the turn were read. Send fewer in one turn."
         self.add_error(CallProblem.TOO_MANY_CALLS, message, raw)
@@ -112,6 +117,7 @@ def scan(
     read: Read,
     thinking: Sequence[tuple[str, str]] = THINKING,
     call_id: CallId = COUNTED,
+    openings: Sequence[str] = (),
     first_id: int = 0,
     schemas: Mapping[str, ToolSchema] | None = None,
     starts_open: bool = False,
@@ -125,6 +131,7 @@ def scan(
     * A closed block of thinking is content, and calls in it are none. If nothing but such calls is left of the turn,
       that is an error for the model to read, so that the turn does not end in silence.
     * A call inside of thinking that never closes is an error.
+    * A turn that ends inside of one of the `openings`, the texts that open a call, is an error.
     * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
       models open it. Inside of a call that can be read it is data.
     """
@@ -135,9 +142,8 @@ def scan(
     at = thoughts = 0  # `thoughts` is where the last block of thinking with a call in it ends
     outside = starts_open  # whether the text is known not to have begun inside of thinking that closed further on
     if starts_open:
-        close = thinking[0][1]
         at = _past_thinking(text, 0, 0, thinking[0], turn, opened)
-        thoughts = at if opened.search(text, 0, max(0, at - len(close))) else 0
+        thoughts = at if opened.search(text, 0, max(0, at - len(thinking[0][1]))) else 0
     while mark := marks.search(text, at):
         mark_text = mark.group()
         if mark_text in opens:
@@ -169,7 +175,7 @@ def scan(
                 outside = True
                 at = thoughts = closed.end()
                 turn.reset_to_thinking(text[:at])
-    turn.add_content(text[at:])
+    _add_end(turn, text, at, openings)
     if thoughts and not turn.requests and not text[thoughts:].strip():
         message = (
             "The tool call was not run: it stands inside your thinking, and nothing follows. "
@@ -177,6 +183,25 @@ def scan(
         )
         turn.add_error(CallProblem.CALL_IN_THINKING, message, text)
     return turn.parsed(text)
+
+
+MIN_OPENING = 5
+"""How many signs of a call's opening text a turn must end with, so that the call counts as begun. After another call
+a single sign suffices."""
+
+
+def _add_end(turn: TurnBuilder, text: str, at: int, openings: Sequence[str]) -> None:
+    """Add the text after the last call, and an error if it ends with the beginning of an opening text."""
+    for opening in openings:
+        for length in range(min(len(opening) - 1, len(text) - at), 0, -1):
+            start = len(text) - length
+            if not text.endswith(opening[:length]):
+                continue
+            if length >= MIN_OPENING or (turn.requests and not text[at:start].strip()):
+                turn.add_content(text[at:start])
+                turn.add_cut(text[start:])
+                return
+    turn.add_content(text[at:])
 
 
 @functools.cache

@@ -41,4 +41,4 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     return end + len(CLOSE)
 
 
-parse_search_r1: Parser = functools.partial(scan, opener=OPEN, read=_read)
+parse_search_r1: Parser = functools.partial(scan, opener=OPEN, read=_read, openings=(OPEN,))

@@ -26,7 +26,8 @@ class SectionFormat(NamedTuple):
 
 def section_parser(form: SectionFormat) -> Parser:
     opener = "|".join(map(re.escape, (form.open, form.section, form.end_section, form.close)))
-    return functools.partial(scan, opener=opener, read=functools.partial(_read, form=form))
+    read = functools.partial(_read, form=form)
+    return functools.partial(scan, opener=opener, read=read, openings=(form.section, form.open))
 
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder, form: SectionFormat) -> int:
