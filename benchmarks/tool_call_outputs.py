@@ -275,6 +275,21 @@ MINIMAX = CallFormat(
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 
+def functionary(calls: Sequence[Call]) -> list[Piece]:
+    pieces = []
+    for name, arguments in calls:
+        pieces += [marks(">>>"), data(name), marks("\n"), data(as_json(arguments))]
+    return pieces[1:]  # the prompt ends with the first mark
+
+
+def json_list(opens: str, closes: str = "") -> Write:
+    def write(calls: Sequence[Call]) -> list[Piece]:
+        objects = ", ".join(as_json({"name": name, "arguments": arguments}) for name, arguments in calls)
+        return [piece for piece in (marks(opens), data(f"[{objects}]"), marks(closes)) if piece.text]
+
+    return write
+
+
 class Format(NamedTuple):
     """A format: how it is written, our parser, and the names of SGLang's and vLLM's.
 
@@ -337,6 +352,9 @@ FORMATS: dict[str, Format] = {
         "kimi_k2",
     ),
     "gpt_oss": Format(gpt_oss, "gpt_oss", "", ""),
+    "phi4_mini": Format(json_list("functools"), "phi4_mini", "", "phi4_mini_json"),
+    "phi4_mini (tags)": Format(json_list("<|tool_call|>", "<|/tool_call|>"), "phi4_mini", "", ""),
+    "functionary": Format(functionary, "functionary", "", ""),
     "gemma4 (derived)": Format(gemma, GEMMA, "gemma4", "gemma4"),
     "minimax m2 (derived)": Format(minimax, MINIMAX, "minimax-m2", "minimax_m2"),
 }
@@ -405,6 +423,8 @@ def draw_output(source: random.Random, name: str) -> Output:
     if damage == "tag":
         at = source.choice([at for at, piece in enumerate(pieces) if piece.is_format and piece.text])
         pieces[at] = Piece(damage_text(source, pieces[at].text), True)
+    if name == "functionary" and before:
+        before = f"all\n{before}>>>"
     text = before + "".join(piece.text for piece in pieces)
     if damage == "cut":
         text = text[: source.randrange(len(before) + len(pieces[0].text), len(text))]

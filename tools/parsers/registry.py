@@ -30,6 +30,8 @@ _PARSERS = {
     "hy3": "glm:parse_hy3",
     "kimi_k2": "kimi:parse_kimi",
     "gpt_oss": "gpt_oss:parse_gpt_oss",
+    "phi4_mini": "phi4_mini:parse_phi4_mini",
+    "functionary": "functionary:parse_functionary",
     "search_r1": "search_r1:parse_search_r1",
 }
 _ALIASES = {
@@ -41,6 +43,7 @@ _ALIASES = {
     "glm": "glm45",
     "glm47": "glm45",
     "gpt-oss": "gpt_oss",
+    "phi4_mini_json": "phi4_mini",
 }
 _SGLANG = "sglang:"
 _OPEN_THINKING = "open_thinking:"
@@ -59,6 +62,8 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mistral": (("[TOOL_CALLS]",), ()),
     "lfm2": (("<|tool_call_start|>[",), ()),
     "pythonic": (("[func_name1(",), ()),
+    "phi4_mini": (("functools[",), ()),
+    "functionary": ((">>>${recipient}",), ()),
     "llama3": (('{"name": ', '"parameters": ', "<|start_header_id|>"), ("[func_name1(", "<tool_call>")),
 }
 
@@ -94,6 +99,8 @@ def get_parser(name: str) -> Parser:
             | `hy3` | Hy3 (Hunyuan 3) | |
             | `kimi_k2` | Kimi K2, K2 Thinking, K2.5 | |
             | `gpt_oss` | gpt-oss | `gpt-oss` |
+            | `phi4_mini` | Phi-4-mini | `phi4_mini_json` |
+            | `functionary` | functionary 3.2 | |
             | `search_r1` | those trained with `<search>query</search>`, as Search-R1 | |
 
     Raises:

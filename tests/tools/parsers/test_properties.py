@@ -254,6 +254,8 @@ OPENINGS = {
         "<tool_calls:opensource>",
     ],
     "kimi_k2": ["<|tool_call_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>["],
+    "phi4_mini": ["functools[", '{"name": ', '\n{"name": "f", "arguments": ', "<|tool_call|>"],
+    "functionary": ["\n>>>f\n", ">>>", "f{", ">>>f "],
     "gpt_oss": ["<|channel|>analysis<|message|>", "<|channel|>commentary to=f<|message|>{"],
 }
 
