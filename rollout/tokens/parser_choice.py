@@ -6,10 +6,11 @@ known calls under its own prompt, and a parser is right if it gives back exactly
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from toolgym.rollout.tokens import call_format
@@ -22,6 +23,7 @@ from toolgym.tools.message import Message, assistant, tool_call, user
 from toolgym.tools.parsers.base import ParsedTurn, Parser
 from toolgym.tools.parsers.derived import derived_parser
 from toolgym.tools.parsers.registry import get_parser, own_parsers, parser_for_template
+from toolgym.tools.parsers.scan import scan
 from toolgym.tools.schema import ToolSchema
 
 Arguments = dict[str, Any]
@@ -172,11 +174,25 @@ def _choose(template: ChatTemplate, encoder: SafeEncoder, ends: EndOfTurn) -> Pa
         if not marked and (best is None or best[0] > (0, 0)):
             best = min(filter(None, (best, _best(probes.derived(), turns))), key=lambda item: item[0], default=None)
         if best is not None:
-            return best[1]
+            return _with_nulls(best[1], probes)
         why = why or _refusal(turns)
         if hint and (unread := _unread(get_parser(hint), turns)) and len(unread) < len(turns):
             return ParserProof(hint, get_parser(hint), True, unread)
     return ParserProof("", None, False, why=why)
+
+
+def _with_nulls(proof: ParserProof, probes: _Probes) -> ParserProof:
+    """Let the parser read as null, for a string that may be null, only what the template writes for null.
+
+    In formats without quotes a parser cannot tell the text "None" from null, and templates differ in what they write.
+    """
+    parser = proof.parser
+    written = probes.write([(PROBE_TOOL.name, {"word": None})], "")
+    if written is None or not isinstance(parser, functools.partial) or parser.func is not scan:
+        return proof
+    turn = parser(written, schemas=_SCHEMAS)
+    value = turn.calls[0].arguments.get("word") if turn.calls and not turn.errors else None
+    return replace(proof, parser=functools.partial(parser, nulls=(value,))) if isinstance(value, str) else proof
 
 
 def _own(hint: str | None) -> Iterator[tuple[str, Parser]]:

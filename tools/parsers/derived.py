@@ -391,7 +391,7 @@ class _Reader:
         assert close is not None
         require_whole(doubts, values, known)
         untyped = form.values == "text" and not form.string_kind
-        turn.add_call(name, typed(name, values, turn.schemas) if untyped else values, call_id)
+        turn.add_call(name, typed(name, values, turn.schemas, turn.nulls) if untyped else values, call_id)
         return close.end()
 
     def _ends(self, text: str, at: int) -> bool:

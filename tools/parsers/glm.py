@@ -85,7 +85,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder, tags: Tags) -> int:
         name, texts, end = _call(text, start, tags, turn.schemas)
     except MalformedError as error:
         return add_malformed(turn, error, text, start, opening=tags.open, close=tags.close, shape=tags.shape)
-    turn.add_call(name, typed(name, texts, turn.schemas))
+    turn.add_call(name, typed(name, texts, turn.schemas, turn.nulls))
     return end
 
 

@@ -12,6 +12,8 @@ Decisions, each with a test:
 
 * One line break after the opening and one before the closing tag of a value belong to the format; the rest is data.
 * Values are text; the tool's schema types them (`toolgym.tools.parsers.tagged_values`).
+* For a string that may be null, `None` and `null` are null. A run with a chat template reads only what the template
+  writes for null, which is `None` in those of Qwen (`toolgym.rollout.tokens.parser_choice`).
 * Nothing escapes a value. It may hold `</tool_call>`, HTML, and pairs such as `<parameter>x</parameter>`. A value that
   holds tags of this format otherwise, misspelt ones included, is an error: it cannot be distinguished from two values
   with a damaged tag between them (`toolgym.tools.parsers.tagged_values.ValueTags`).
@@ -27,7 +29,7 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import Parser
-from toolgym.tools.parsers.scan import TurnBuilder, add_stray, came, region_end, scan, skip_space
+from toolgym.tools.parsers.scan import NULLS, TurnBuilder, add_stray, came, region_end, scan, skip_space
 from toolgym.tools.parsers.tagged_values import (
     MalformedError,
     ValueTags,
@@ -70,7 +72,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     except MalformedError as error:
         return add_malformed(turn, error, text, start, opening=OPEN, close=CLOSE, shape=SHAPE)
     for name, texts in calls:
-        turn.add_call(name, typed(name, texts, turn.schemas))
+        turn.add_call(name, typed(name, texts, turn.schemas, turn.nulls))
     return end
 
 
@@ -104,5 +106,9 @@ def _calls(
 
 
 parse_qwen3_coder: Parser = functools.partial(
-    scan, opener=f"{OPEN}|{_FUNCTION_TAG}|{_STRAY}", read=_read, openings=(OPEN, _FUNCTION_TAG)
+    scan,
+    opener=f"{OPEN}|{_FUNCTION_TAG}|{_STRAY}",
+    read=_read,
+    openings=(OPEN, _FUNCTION_TAG),
+    nulls=(*NULLS, "None"),
 )

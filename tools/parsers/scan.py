@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.parsers.base import ParsedTurn
@@ -18,6 +18,9 @@ MAX_MISSES = 256
 
 THINKING = (("<think>", "</think>"),)
 
+NULLS = ("null",)
+"""What null is written as where nothing escapes values, so that a text could look the same."""
+
 CallId = Callable[[int], str]
 """Makes an id of a number, for formats whose chat templates want ids of a certain form."""
 
@@ -27,16 +30,22 @@ COUNTED: CallId = "call_{}".format
 class TurnBuilder:
     """Collects content, calls and errors in the order that a parser finds them.
 
-    `misses` counts texts that looked like the beginning of a request and were not. `open_thinking` becomes
+    `nulls` are the texts that mean null for a parameter that may be null or a string, if the format writes both without
+    quotes. `misses` counts texts that looked like the beginning of a request and were not. `open_thinking` becomes
     `ParsedTurn.open_thinking`.
     """
 
     def __init__(
-        self, first_id: int, call_id: CallId = COUNTED, schemas: Mapping[str, ToolSchema] | None = None
+        self,
+        first_id: int,
+        call_id: CallId = COUNTED,
+        schemas: Mapping[str, ToolSchema] | None = None,
+        nulls: Collection[str] = NULLS,
     ) -> None:
         self.calls: list[ToolCall] = []
         self.errors: list[ToolCallError] = []
         self.schemas = schemas
+        self.nulls = nulls
         self.misses = 0
         self.open_thinking = False
         self._content: list[str] = []
@@ -118,6 +127,7 @@ def scan(
     thinking: Sequence[tuple[str, str]] = THINKING,
     call_id: CallId = COUNTED,
     openings: Sequence[str] = (),
+    nulls: Collection[str] = NULLS,
     first_id: int = 0,
     schemas: Mapping[str, ToolSchema] | None = None,
     starts_open: bool = False,
@@ -135,9 +145,8 @@ def scan(
     * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
       models open it. Inside of a call that can be read it is data.
     """
-    turn = TurnBuilder(first_id, call_id, schemas)
-    opens = dict(thinking)
-    closes = [close for _, close in thinking]
+    turn = TurnBuilder(first_id, call_id, schemas, nulls)
+    opens, closes = dict(thinking), [close for _, close in thinking]
     marks, opened, closing = _patterns(opener, tuple(opens), tuple(closes))
     at = thoughts = 0  # `thoughts` is where the last block of thinking with a call in it ends
     outside = starts_open  # whether the text is known not to have begun inside of thinking that closed further on

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.parsers.python_literals import LiteralError, read_literal
-from toolgym.tools.parsers.scan import TurnBuilder, region_end
+from toolgym.tools.parsers.scan import NULLS, TurnBuilder, region_end
 from toolgym.tools.parsers.strict_json import read_whole_json
 from toolgym.tools.schema import ToolSchema
 
@@ -178,11 +178,12 @@ def parameters_of(name: str, schemas: Mapping[str, ToolSchema] | None) -> Collec
     return None if schema is None else schema.parameters.get("properties", {}).keys()
 
 
-def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None) -> dict[str, Any]:
+def typed(
+    name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None, nulls: Collection[str] = NULLS
+) -> dict[str, Any]:
     """Type the arguments of a call.
 
-    * A parameter that may be a string gets the text as it is; only `null` or `None` is null if the schema allows null
-      as well.
+    * A parameter that may be a string gets the text as it is. If it may be null as well, a text of `nulls` is null.
     * Any other gets the JSON value that the text holds, or `True`, `False`, `None`, a list or a dict as Python
       writes them.
     * If an `enum` or `const` lists the values, the listed string counts before the listed other value.
@@ -194,17 +195,17 @@ def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema]
         return dict(texts)
     root = schema.parameters
     properties, others = root.get("properties", {}), root.get("additionalProperties")
-    return {key: _typed(text, _types(properties.get(key, others), root)) for key, text in texts.items()}
+    return {key: _typed(text, _types(properties.get(key, others), root), nulls) for key, text in texts.items()}
 
 
-def _typed(text: str, types: set[str] | None) -> Any:
+def _typed(text: str, types: set[str] | None, nulls: Collection[str]) -> Any:
     if types is None:
         return text
     bare = text.strip()
+    if "string" in types:
+        return None if "null" in types and text in nulls else text
     if "null" in types and bare in ("null", "None"):
         return None
-    if "string" in types:
-        return text
     if bare in _PYTHON:
         value: Any = _PYTHON[bare]
     else:

@@ -96,3 +96,35 @@ def test_a_template_that_refuses_the_probes_keeps_the_parser_of_its_marks():
     renderer = ChatRenderer(byte_tokenizer(refusal + template(calls)), [LOOK])
     assert renderer.parser is get_parser("mistral")
     assert not renderer.parser_proof.proven
+
+
+TAGGED = """
+{%- for k in m.tool_calls -%}
+{{ '\\n<tool_call>\\n<function=' + k.function.name + '>\\n' }}
+{%- for n, v in k.function.arguments.items() -%}
+{{ '<parameter=' + n + '>\\n' }}{{ VALUE }}{{ '\\n</parameter>\\n' }}
+{%- endfor -%}
+{{ '</function>\\n</tool_call>' }}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize(
+    ("value", "null", "text"),
+    [
+        ("v if v is string or v is none else v | tojson", "None", "null"),
+        ("v if v is string else v | tojson", "null", "None"),
+    ],
+    ids=["as Python", "as JSON"],
+)
+def test_a_string_that_may_be_null_is_null_as_the_template_writes_it(value, null, text):
+    optional = {"type": "object", "properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    renderer = chosen(TAGGED.replace("VALUE", value), [ToolSchema("look", "Look.", optional)])
+    assert renderer.parser_proof.name == "qwen3_coder"
+
+    def read(word):
+        written = f"<tool_call>\n<function=look>\n<parameter=x>\n{word}\n</parameter>\n</function>\n</tool_call>"
+        return renderer.parse_text(written).calls[0].arguments["x"]
+
+    assert read(null) is None
+    assert read(text) == text
+    assert read("nothing") == "nothing"

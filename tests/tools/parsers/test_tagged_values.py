@@ -36,7 +36,10 @@ STRING, INTEGER = {"type": "string"}, {"type": "integer"}
         ({"type": ["string", "null"]}, "null", None),
         ({"type": ["string", "null"]}, "nul", "nul"),
         ({"type": ["integer", "string"]}, "5", "5"),
-        ({"anyOf": [STRING, {"type": "null"}]}, "None", None),
+        ({"anyOf": [STRING, {"type": "null"}]}, "null", None),
+        ({"anyOf": [STRING, {"type": "null"}]}, "None", "None"),
+        ({"type": ["string", "null"]}, " null", " null"),
+        ({"type": ["integer", "null"]}, "None", None),
         ({"anyOf": [INTEGER, {"type": "null"}]}, "5", 5),
         ({"oneOf": [INTEGER, {}]}, "5", "5"),
         ({"anyOf": [INTEGER, {"type": "array"}], "type": "integer"}, "5", 5),
@@ -77,3 +80,15 @@ def test_without_schemas_every_value_stays_text():
     assert get_parser("qwen3_coder")(text).calls[0].arguments == {"a": "1"}
     text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
     assert get_parser("glm45")(text).calls[0].arguments == {"a": "1"}
+
+
+NULLABLE = ToolSchema("f", "", {"type": "object", "properties": {"x": {"type": ["string", "null"]}}})
+
+
+@pytest.mark.parametrize(("nulls", "null", "text"), [(("None",), "None", "null"), ((), "", "null")])
+def test_a_string_that_may_be_null_is_null_only_if_written_so(nulls, null, text):
+    def read(value):
+        return typed("f", {"x": value}, {"f": NULLABLE}, nulls)["x"]
+
+    assert read(text) == text
+    assert read(null) == (None if null in nulls else null)
