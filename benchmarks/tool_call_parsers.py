@@ -1,15 +1,18 @@
 """What tool-call parsers make of model outputs whose calls are known: ours beside SGLang's and vLLM's.
 
     python benchmarks/tool_call_parsers.py [--outputs 2000] [--seed 0] [--formats hermes,glm45] [--examples 3]
+        [--sglang .sglang-venv/bin/python] [--vllm PYTHON]
 
 A third of the outputs are well-formed. In the others one text of the format is damaged: a tag is forgotten, misspelt or
 short of a letter, the turn is cut after its first tag, or a call stands in thinking. Values and names are never
-damaged, so that the calls that the model meant are known. Parsers of packages that are not installed are left out.
+damaged, so that the calls that the model meant are known. SGLang's and vLLM's parsers run in processes of their own,
+see `tool_call_peers.py`.
 
 read right   well-formed outputs from which exactly the calls were read, with the types of the schema
 run wrong    outputs, well-formed or damaged, of which a call would run that the model did not mean: it fits its tool's
              schema, and no meant call of that tool has these arguments
 silent       damaged outputs that lost a call without a word: fewer calls than were meant, and no error
+stalled      outputs that the parser did not read within two seconds of processor time
 """
 
 from __future__ import annotations
@@ -17,87 +20,84 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tool_call_outputs import FORMATS, TOOLS, Call, Format, Output, as_json, draw_output
 
-from toolgym.tools.errors import ToolgymError
 from toolgym.tools.parsers import Parser, get_parser
 from toolgym.tools.parsers.derived import CallFormat, derived_parser
 from toolgym.tools.schema import ToolCall, check_call
 
 
 class Reading(NamedTuple):
-    """The calls that a parser read, and whether the model reads of an error."""
+    """The calls that a parser read, whether the model reads of an error, and whether the parser did not end in time."""
 
     calls: list[Call]
     errors: bool
+    stalled: bool = False
 
 
 Read = Callable[[str], Reading]
 
 
+def checked(calls: Sequence[ToolCall], errors: bool) -> Reading:
+    """Return what would run of the calls, and whether the model reads of an error."""
+    results = [check_call(call, TOOLS) for call in calls]
+    runs = [(call.name, dict(call.arguments)) for call in results if isinstance(call, ToolCall)]
+    return Reading(runs, errors or len(runs) < len(results))
+
+
 def read_with(parser: Parser) -> Read:
-    """A reader by one of our parsers, or by one of SGLang's with the same contract."""
+    """A reader by one of our parsers."""
 
     def read(text: str) -> Reading:
         turn = parser(text, schemas=TOOLS)
-        checked = [check_call(call, TOOLS) for call in turn.calls]
-        runs = [(call.name, dict(call.arguments)) for call in checked if isinstance(call, ToolCall)]
-        return Reading(runs, bool(turn.errors) or len(runs) < len(checked))
+        return checked(turn.calls, bool(turn.errors))
 
     return read
 
 
-def vllm_reader(name: str) -> Read | None:
-    """A reader by vLLM's parser of a name; None if vLLM is not installed, or it has no such parser without a model."""
-    try:
-        from vllm.entrypoints.openai.protocol import ChatCompletionRequest
-        from vllm.tool_parsers import ToolParserManager
+class Peer:
+    """The parsers of another project, which run in a process of their own (`tool_call_peers.py`).
 
-        tools: list[Any] = [schema.to_openai() for schema in TOOLS.values()]
-        request = ChatCompletionRequest(messages=[], model="m", tools=tools)
-        parser = ToolParserManager.get_tool_parser(name)(None)
-    except Exception:  # noqa: BLE001  its parsers want tokenizers, engines and other packages
-        return None
+    Args:
+        kind: "sglang" or "vllm".
+        python: the Python in which the project is installed.
+    """
 
-    def read(text: str) -> Reading:
-        _, closing, rest = text.partition("</think>")
-        extracted = parser.extract_tool_calls(rest if closing else text, request)
-        runs: list[Call] = []
-        for call in extracted.tool_calls or ():
-            try:
-                checked = check_call(ToolCall("0", call.function.name, json.loads(call.function.arguments), 0), TOOLS)
-            except ValueError:
-                continue
-            if isinstance(checked, ToolCall):
-                runs.append((checked.name, dict(checked.arguments)))
-        return Reading(runs, False)
+    def __init__(self, kind: str, python: str) -> None:
+        program = Path(__file__).with_name("tool_call_peers.py")
+        command = [python, str(program), kind]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ask([schema.to_openai() for schema in TOOLS.values()])
 
-    return read
+    def reader(self, name: str) -> Read:
+        """Return a reader by the parser of a name."""
 
+        def read(text: str) -> Reading:
+            answer = self._ask((name, text))
+            calls = [ToolCall(str(at), *call, at) for at, call in enumerate(answer["calls"])]
+            return checked(calls, answer["errors"])._replace(stalled="stalled" in answer)
 
-def in_time(read: Read) -> Read:
-    """A reader whose every output has a second. One that takes longer reads nothing."""
+        return read
 
-    def stop(*_: object) -> None:
-        raise TimeoutError
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
-    def limited(text: str) -> Reading:
-        signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 1)
-        try:
-            return read(text)
-        except TimeoutError:
-            return Reading([], False)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    return limited
+    def _ask(self, question: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("the process of the other parsers ended; its error is above")
+        return json.loads(answer)
 
 
 def own_reader(form: Format) -> Read:
@@ -107,18 +107,13 @@ def own_reader(form: Format) -> Read:
     return read_with(ours)
 
 
-def readers(form: Format) -> dict[str, Read]:
-    """The readers of a format whose packages are installed."""
+def readers(form: Format, peers: Mapping[str, Peer]) -> dict[str, Read]:
+    """The readers of a format: toolgym's, and those of the peers that have one."""
     by_name: dict[str, Read] = {"toolgym": own_reader(form)}
-    if not form.sglang:
-        return by_name
-    try:
-        by_name["SGLang"] = in_time(read_with(get_parser(f"sglang:{form.sglang}")))
-    except ToolgymError as error:
-        print(f"# SGLang {form.sglang}: {error}", file=sys.stderr)
-    vllm = vllm_reader(form.vllm)
-    if vllm is not None:
-        by_name["vLLM"] = in_time(vllm)
+    for kind, peer in peers.items():
+        name = {"sglang": form.sglang, "vllm": form.vllm}[kind]
+        if name:
+            by_name[kind] = peer.reader(name)
     return by_name
 
 
@@ -140,14 +135,17 @@ def count_output(counts: Counter[str], output: Output, reading: Reading) -> None
     counts["damaged"] += not whole
     counts["read right"] += whole and right
     counts["run wrong"] += ran_wrong(output, reading)
+    counts["stalled"] += reading.stalled
     counts["silent"] += not whole and not reading.errors and len(reading.calls) < len(output.calls)
 
 
-def measure(name: str, outputs: int, seed: int, examples: int = 0) -> Mapping[str, Counter[str]]:
+def measure(
+    name: str, outputs: int, seed: int, examples: int = 0, peers: Mapping[str, Peer] | None = None
+) -> Mapping[str, Counter[str]]:
     """Draw outputs of a format and count what each parser makes of them."""
     source = random.Random(f"{seed} {name}")
     counts: dict[str, Counter[str]] = {}
-    by_name = readers(FORMATS[name])
+    by_name = readers(FORMATS[name], peers or {})
     for _ in range(outputs):
         output = draw_output(source, name)
         for who, read in by_name.items():
@@ -167,13 +165,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--examples", type=int, default=0, help="wrong runs to print of each format")
+    parser.add_argument("--sglang", default="", metavar="PYTHON", help="the Python in which SGLang is installed")
+    parser.add_argument("--vllm", default="", metavar="PYTHON", help="the Python in which vLLM is installed")
     options = parser.parse_args()
+    paths = {"sglang": options.sglang, "vllm": options.vllm}
+    peers = {kind: Peer(kind, python) for kind, python in paths.items() if python}
     totals: dict[str, Counter[str]] = {}
-    print("| format | parser | read right | run wrong | silent |\n| --- | --- | --- | --- | --- |")
+    print("| format | parser | read right | run wrong | silent | stalled |\n| --- | --- | --- | --- | --- | --- |")
     for name in options.formats.split(","):
-        for who, counts in measure(name, options.outputs, options.seed, options.examples).items():
+        for who, counts in measure(name, options.outputs, options.seed, options.examples, peers).items():
             totals[who] = totals.get(who, Counter()) + counts
             print_row(name, who, counts)
+    for peer in peers.values():
+        peer.close()
     for who, counts in totals.items():
         print_row("all", who, counts)
     return 1 if totals["toolgym"]["run wrong"] else 0
@@ -182,6 +186,7 @@ def main() -> int:
 def print_row(name: str, who: str, counts: Counter[str]) -> None:
     right, whole = counts["read right"], counts["well-formed"]
     cells = (f"{right} of {whole} ({100 * right / max(whole, 1):.1f} %)", counts["run wrong"], counts["silent"])
+    cells = (*cells, counts["stalled"])
     print(f"| {name} | {who} | {' | '.join(map(str, cells))} |", flush=True)
 
 
