@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from derived_formats import DERIVED, Call, Piece, Write, as_json, as_text, data, marks, write_derived
 
 from toolgym.tools.parsers.derived import CallFormat
 from toolgym.tools.schema import ToolSchema
@@ -63,35 +64,6 @@ LONG = (
     "List<String> names = new ArrayList<>();",
     "SELECT * FROM t WHERE a = 'b' -- [x](y)",
 )
-
-
-class Piece(NamedTuple):
-    """A part of an output: a text of the format, which may be damaged, or what the model says in it."""
-
-    text: str
-    is_format: bool
-
-
-Call = tuple[str, dict[str, Any]]
-Write = Callable[[Sequence[Call]], list[Piece]]
-
-
-def marks(text: str) -> Piece:
-    """A text of the format."""
-    return Piece(text, True)
-
-
-def data(text: str) -> Piece:
-    """What the model says."""
-    return Piece(text, False)
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else as_json(value)
 
 
 def hermes(calls: Sequence[Call]) -> list[Piece]:
@@ -208,70 +180,6 @@ def gpt_oss(calls: Sequence[Call]) -> list[Piece]:
     ]
 
 
-def gemma(calls: Sequence[Call]) -> list[Piece]:
-    def value(content: Any) -> list[Piece]:
-        if isinstance(content, str):
-            return [marks('<|"|>'), data(content), marks('<|"|>')]
-        if isinstance(content, dict):
-            return [data("{"), *joined((data(f"{key}:"), *value(item)) for key, item in content.items()), data("}")]
-        if isinstance(content, list):
-            return [data("["), *joined(value(item) for item in content), data("]")]
-        return [data(as_json(content))]
-
-    def joined(groups: Iterator[Sequence[Piece]]) -> list[Piece]:
-        pieces: list[Piece] = []
-        for group in groups:
-            pieces += [data(","), *group] if pieces else group
-        return pieces
-
-    pieces = []
-    for name, arguments in calls:
-        inside = joined((data(f"{key}:"), *value(content)) for key, content in arguments.items())
-        pieces += [
-            marks("<|tool_call>"),
-            marks("call:"),
-            data(name),
-            data("{"),
-            *inside,
-            data("}"),
-            marks("<tool_call|>"),
-        ]
-    return pieces
-
-
-def minimax(calls: Sequence[Call]) -> list[Piece]:
-    pieces = [marks("<minimax:tool_call>"), data("\n")]
-    for name, arguments in calls:
-        pieces += [marks('<invoke name="'), data(name), marks('">'), data("\n")]
-        for key, value in arguments.items():
-            pieces += [marks('<parameter name="'), data(key), marks('">'), data(as_text(value)), marks("</parameter>")]
-            pieces.append(data("\n"))
-        pieces += [marks("</invoke>"), data("\n")]
-    return [*pieces, marks("</minimax:tool_call>")]
-
-
-GEMMA = CallFormat(
-    "arguments",
-    open="<|tool_call>call:",
-    close="}<tool_call|>",
-    after_name="{",
-    after_key=":",
-    between=",",
-    values="quoted",
-    quotes=('<|"|>', '<|"|>'),
-)
-MINIMAX = CallFormat(
-    "arguments",
-    begin="<minimax:tool_call>",
-    open='\n<invoke name="',
-    close="\n</invoke>",
-    end="\n</minimax:tool_call>",
-    after_name='">',
-    before_key='\n<parameter name="',
-    after_key='">',
-    after_value="</parameter>",
-    values="text",
-)
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 
@@ -302,6 +210,9 @@ class Format(NamedTuple):
     sglang: str
     vllm: str
 
+
+PEERS = {"gemma4": ("gemma4", "gemma4"), "minimax m2": ("minimax-m2", "minimax_m2")}
+"""The names of SGLang's and of vLLM's parsers for formats whose parsers toolgym derives."""
 
 FORMATS: dict[str, Format] = {
     "hermes": Format(hermes, "hermes", "hermes", "hermes"),
@@ -355,8 +266,10 @@ FORMATS: dict[str, Format] = {
     "phi4_mini": Format(json_list("functools"), "phi4_mini", "", "phi4_mini_json"),
     "phi4_mini (tags)": Format(json_list("<|tool_call|>", "<|/tool_call|>"), "phi4_mini", "", ""),
     "functionary": Format(functionary, "functionary", "", ""),
-    "gemma4 (derived)": Format(gemma, GEMMA, "gemma4", "gemma4"),
-    "minimax m2 (derived)": Format(minimax, MINIMAX, "minimax-m2", "minimax_m2"),
+    **{
+        f"{name} (derived)": Format(write_derived(form), form, *PEERS.get(name, ("", "")))
+        for name, form in DERIVED.items()
+    },
 }
 
 
@@ -420,8 +333,11 @@ def draw_output(source: random.Random, name: str) -> Output:
     damage = source.choice(("none", "tag", "tag", "tag", "cut", "thought"))
     if source.random() < 1 / 5:
         damage = "none"
+    places = [at for at, piece in enumerate(pieces) if piece.is_format and piece.text.strip()]
+    if damage == "tag" and not places:  # the format has no text of its own
+        damage = "none"
     if damage == "tag":
-        at = source.choice([at for at, piece in enumerate(pieces) if piece.is_format and piece.text])
+        at = source.choice(places)
         pieces[at] = Piece(damage_text(source, pieces[at].text), True)
     if name == "functionary" and before:
         before = f"all\n{before}>>>"

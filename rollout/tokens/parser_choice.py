@@ -21,7 +21,7 @@ from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.tools.errors import TemplateError, shorten
 from toolgym.tools.message import Message, assistant, tool_call, user
 from toolgym.tools.parsers.base import ParsedTurn, Parser
-from toolgym.tools.parsers.derived import derived_parser
+from toolgym.tools.parsers.derived import derived_parser, read_derived_turn
 from toolgym.tools.parsers.registry import get_parser, own_parsers, parser_for_template
 from toolgym.tools.parsers.scan import scan
 from toolgym.tools.schema import ToolSchema
@@ -188,7 +188,7 @@ def _with_nulls(proof: ParserProof, probes: _Probes) -> ParserProof:
     """
     parser = proof.parser
     written = probes.write([(PROBE_TOOL.name, {"word": None})], "")
-    if written is None or not isinstance(parser, functools.partial) or parser.func is not scan:
+    if written is None or not isinstance(parser, functools.partial) or parser.func not in (scan, read_derived_turn):
         return proof
     turn = parser(written, schemas=_SCHEMAS)
     value = turn.calls[0].arguments.get("word") if turn.calls and not turn.errors else None

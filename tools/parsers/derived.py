@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from toolgym.tools.parsers.base import Parser
+from toolgym.tools.message import visible_text
+from toolgym.tools.parsers.base import ParsedTurn, Parser
 from toolgym.tools.parsers.python_literals import LiteralError, read_literal
-from toolgym.tools.parsers.scan import THINKING, TurnBuilder, add_stray, came, scan, skip_space
+from toolgym.tools.parsers.scan import NULLS, THINKING, TurnBuilder, add_stray, came, scan, skip_space
 from toolgym.tools.parsers.strict_json import MAX_DEPTH, add_object_call, read_json, read_whole_json
 from toolgym.tools.parsers.tagged_values import (
     MalformedError,
@@ -29,6 +31,7 @@ from toolgym.tools.parsers.tagged_values import (
     require_whole,
     typed,
 )
+from toolgym.tools.schema import ToolSchema
 
 CALL_ID = "\0id\0"
 """Stands for the id of a call in a format's texts."""
@@ -101,9 +104,47 @@ def derived_parser(form: CallFormat) -> Parser | None:
     if not reader.opener:
         return None
     thinking = tuple(dict.fromkeys([*form.thinking, *THINKING]))
-    openings = tuple(text for text in (form.begin.strip(), reader.starts) if _is_mark(text) and "\0" not in text)
-    return functools.partial(scan, opener=reader.opener, read=reader.read, thinking=thinking, openings=openings)
+    return functools.partial(read_derived_turn, reader=reader, thinking=thinking)
 
+
+def read_derived_turn(
+    text: str,
+    *,
+    reader: _Reader,
+    thinking: Sequence[tuple[str, str]],
+    nulls: Collection[str] = NULLS,
+    first_id: int = 0,
+    schemas: Mapping[str, ToolSchema] | None = None,
+    starts_open: bool = False,
+) -> ParsedTurn:
+    """Read a turn, and look for a damaged call in what is left of it. With `reader` and `thinking` bound it is a
+    `Parser`."""
+    turn = scan(
+        text,
+        opener=reader.opener,
+        read=reader.read,
+        thinking=thinking,
+        openings=reader.openings,
+        nulls=nulls,
+        first_id=first_id,
+        schemas=schemas,
+        starts_open=starts_open,
+    )
+    if turn.errors or turn.open_thinking:
+        return turn
+    content = visible_text(turn.content)
+    remains = reader.remains(tuple(schemas or ())).search(content)
+    if remains is None or not turn.content.endswith(raw := content[remains.start() :]):
+        return turn
+    errors = TurnBuilder(first_id + len(turn.calls))
+    why = f"{remains.group().strip()[:60]!r} stands outside of a call"
+    errors.add_misread(why, f"Write it as:\n{reader.shape}", raw)
+    error = replace(errors.errors[0], index=len(turn.calls))
+    return turn._replace(content=turn.content.removesuffix(raw), errors=[error])
+
+
+MIN_MARK = 5
+"""How many signs a text from the inside of a call must have, so that it tells a damaged call from other text."""
 
 _SLOTS = {CALL_ID: r"(?P<id>[^\s<>|{}\[\]\"]{1,200})", NUMBER: r"\d{1,9}", KIND: r"(?P<kind>[A-Za-z]{1,20})"}
 
@@ -162,6 +203,37 @@ class _Reader:
         if form.kind in ("named", "arguments"):
             self._compile_named()
         self.shape = self._shape().replace(CALL_ID, "id").replace(NUMBER, "1").replace(KIND, form.string_kind)
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The texts that open a call, or all calls, as far as they are the same in every turn."""
+        texts = (self.form.begin.strip(), self.starts)
+        return tuple(text for text in texts if _is_mark(text) and "\0" not in text)
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019  readers are remembered as long as their formats
+    def remains(self, names: tuple[str, ...]) -> re.Pattern[str]:
+        """Return the pattern of what only a damaged call leaves outside of calls: texts from the inside of a call, or
+        an object with a tool's name.
+
+        Args:
+            names: the names of the offered tools.
+        """
+        form = self.form
+        around = form.begin + form.end + form.separator
+        inside = [form.before_key, form.after_value] if form.kind == "arguments" else []
+        inside += [form.close] if form.strays else []
+        texts = {text.strip() for text in inside}
+        patterns = [
+            _loose(text).replace("(?P<kind>", "(?:").replace("(?P<id>", "(?:")
+            for text in sorted(texts)
+            if len(text) >= MIN_MARK and _is_mark(text) and text not in around and KEY not in text
+        ]
+        name = "|".join(map(re.escape, names))
+        if form.kind in ("object", "list") and names and form.name_key:
+            patterns.append(rf'\{{\s*+"{re.escape(form.name_key)}"\s*+:\s*+"(?:{name})"')
+        elif form.kind in ("object", "list") and names:
+            patterns.append(rf'\{{\s*+"(?:{name})"\s*+:\s*+\{{')
+        return re.compile("|".join(patterns) or "(?!)")
 
     def _is_unique(self, tag: str) -> bool:
         """Whether a tag stands in one place of the format only, so that it tells which place that is."""
@@ -403,6 +475,7 @@ class _Reader:
         if form.values == "text":
             value = self._text(text, at, key, name, known)
             written = value[0]
+            self._require_one(written, at, key, name)
             if form.after_key.endswith("\n"):
                 written = written.removeprefix("\n")
             if form.after_value.startswith("\n"):
@@ -426,6 +499,16 @@ class _Reader:
         if closed is None:
             raise MalformedError(f"the value of {key!r} has no closing {form.after_value.strip()}", end, name)
         return result, closed.end(), None
+
+    def _require_one(self, value: str, at: int, key: str, name: str) -> None:
+        """Raise if a value holds what opens a call, or most of a closing text that also opens values."""
+        closer = self.form.after_value.strip()
+        part = "" if closer.startswith("</") or KEY in closer else closer[:-1]
+        opened = self.call.search(value) if self.call is not None else None
+        tag = opened.group().strip() if opened else part
+        if opened or (len(part) >= MIN_MARK and part in value):
+            why = f"the value of {key!r} holds {tag!r}, or a closing {closer} is missing"
+            raise MalformedError(why, at, name)
 
     def _text(self, text: str, at: int, key: str, name: str, known: Any) -> tuple[str, int, MalformedError | None]:
         if self.form.cdata and text.startswith(_CDATA, at) and (end := text.find(_END_CDATA, at)) != -1:

@@ -22,6 +22,7 @@ def load(name):
     return module
 
 
+load("derived_formats")
 OUTPUTS, BENCH = load("tool_call_outputs"), load("tool_call_parsers")
 
 
@@ -35,7 +36,7 @@ def test_every_whole_call_is_read_and_no_damaged_one_runs_otherwise(name, output
         output = OUTPUTS.draw_output(source, name)
         BENCH.count_output(counts, output, read(output.text))
     assert counts["well-formed"] > outputs / 4
-    assert counts["damaged"] > outputs / 4
+    assert counts["damaged"] > outputs / (20 if name == "xlam (derived)" else 4)  # it has no tags to damage
     assert counts["read right"] == counts["well-formed"]
     assert counts["run wrong"] == 0
 
