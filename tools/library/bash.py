@@ -1,9 +1,10 @@
 """`BashTool`: the model runs commands in a shell that keeps its folder and its variables.
 
 Each call is a bash process of its own, which begins with the state that the call before left: see `shell_state`. A
-command that hangs is killed with all that it started, and the next call continues from the state before it. A fork of
-the episode has the state too. Programs in the background continue until the session ends, but `jobs` and `wait` do not
-know those of earlier calls.
+command that hangs is interrupted, twice, then what it started is killed, then its shell. The next call continues from
+the state in which it left the shell, or, if the shell itself had to be killed, from the state before it. A fork of the
+episode has the state too. Programs in the background continue until the session ends, but `jobs` and `wait` do not know
+those of earlier calls.
 
 ```yaml
 tools:
@@ -26,7 +27,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import SandboxUnsupportedError
 from toolgym.tools.library.description import describe_limits, join_sentences
-from toolgym.tools.library.outcome import ENDINGS, cut_middle, find_hints, name_signal, render_outcome
+from toolgym.tools.library.outcome import ENDINGS, find_hints, fit_output, name_signal, render_outcome
 from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
 from toolgym.tools.library.shell_state import SCRIPT, ShellReport, ShellState, read_report, shell_input
 from toolgym.tools.library.terminal import render_terminal
@@ -46,7 +47,12 @@ _NOT_FOUND = 127
 
 _SHELL = ("bash", "--noprofile", "--norc", "-c", SCRIPT, "bash")
 
+_MAX_JOBS, _JOB_CHARS = 5, 100
+"""Jobs in the background that the model is told of after a command, and characters of the command of each."""
+
 _AS_BEFORE = "Folder and variables are as before it"
+
+_AS_LEFT = "Folder and variables are as it left them"
 
 
 class BashConfig(WorkspaceOptions):
@@ -90,7 +96,7 @@ class _Shell(SandboxToolSession):
         ended = not session.alive and run.status is not ExecutionStatus.SANDBOX_ERROR
         hints = find_hints(run.stdout, command, self._tool.sandbox.facts, met=run.status)
         remarks = [*hints, *_remarks(run, report, before)]
-        text = render_command(run, timeout, options.max_output_chars, remarks)
+        text = render_command(run, timeout, options.max_output_chars, remarks, keeps_state=report.state is not None)
         if ended:
             text += "\n[The session ended with it; files and variables are gone]"
         metrics: dict[str, Any] = {
@@ -111,7 +117,9 @@ class _Shell(SandboxToolSession):
 
 def _remarks(run: ExecResult, report: ShellReport, before: ShellState) -> list[str]:
     """Return what the model must know about the state of its shell."""
-    remarks = []
+    remarks = [f"[In the background: process {pid} ({command.strip()[:_JOB_CHARS]})]" for pid, command in report.jobs]
+    if len(remarks) > _MAX_JOBS:
+        remarks = [*remarks[:_MAX_JOBS], f"[In the background: {len(remarks) - _MAX_JOBS} more jobs]"]
     if report.folder_gone:
         remarks.append(f"[The working folder {before.folder} does not exist any more: the command ran above it]")
     if report.lost:
@@ -128,13 +136,13 @@ class BashTool(WorkspaceTool[BashConfig]):
     """Runs the `command` that the model sends in a bash, and answers with what it printed.
 
     Output and errors come as one text in the order in which they were printed, as a terminal shows it, with the exit
-    code if it is not 0. The folder, variables, functions, aliases, traps and options (but not `set -e`) are kept from
-    call to call; `restart` forgets them. A trap of `EXIT` runs when a command calls `exit`. A task's
-    `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`, `run_seconds`,
-    `session_ended` (true if the programs of the session ended it, as by killing all of its processes) and, if the
-    sandbox failed, `infra_failure` and `error`. A fork has the same files and variables. Options are those of
-    `BashConfig`; see `WorkspaceTool`. A call raises `SandboxUnsupportedError` if the sandbox cannot start programs, or
-    has no bash.
+    code if it is not 0. The folder, variables, functions, aliases, traps, limits of `ulimit` and options (but not
+    `set -e`) are kept from call to call; `restart` forgets them. A trap of `EXIT` runs when a command calls `exit`.
+    A task's `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`,
+    `run_seconds`, `session_ended` (true if the programs of the session ended it, as by killing all of its processes)
+    and, if the sandbox failed, `infra_failure` and `error`. A fork has the same files and variables. Options are those
+    of `BashConfig`; see `WorkspaceTool`. A call raises `SandboxUnsupportedError` if the sandbox cannot start programs,
+    or has no bash.
     """
 
     label = "bash"
@@ -158,8 +166,9 @@ class BashTool(WorkspaceTool[BashConfig]):
         return join_sentences(
             "Run a command in bash and return what it prints.",
             "Working folder, variables and functions are kept from call to call.",
-            "A command that runs too long is stopped; start what must continue with `&`. There is no terminal and no "
-            "standard input.",
+            "A command that runs too long is stopped; start what must continue with `&`. Each call is a new shell: "
+            "`$?`, `jobs`, `wait` and `%1` do not know earlier calls (use `kill` with the process id), and "
+            "redirections of `exec` end with the call. There is no terminal and no standard input.",
             describe_limits(self.sandbox.facts, self.options.timeout),
         )
 
@@ -172,18 +181,26 @@ class BashTool(WorkspaceTool[BashConfig]):
         return _Shell(self, session, self.first_state)
 
 
-def render_command(run: ExecResult, timeout: float, max_chars: int, remarks: Sequence[str] = ()) -> str:
-    """Return the text that a model reads of a command: its output, how it ended, and remarks."""
+def render_command(
+    run: ExecResult, timeout: float, max_chars: int, remarks: Sequence[str] = (), *, keeps_state: bool = False
+) -> str:
+    """Return the text that a model reads of a command: its output, how it ended, and remarks.
+
+    Args:
+        keeps_state: whether a command that was stopped could report the state in which it left the shell.
+    """
+    state = _AS_LEFT if keeps_state else _AS_BEFORE
     killed = "The shell was killed" + ("" if run.return_code is None else f" by {name_signal(run.return_code)}")
     return render_outcome(
         "command",
         run.status,
-        [cut_middle(render_terminal(run.stdout).removesuffix("\n"), max_chars)],
+        fit_output(render_terminal(run.stdout).removesuffix("\n"), "", max_chars)[:1],
         timeout=timeout,
         nothing="[No output]",
         endings={
-            ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. {_AS_BEFORE}]",
-            ExecutionStatus.KILLED: f"[{killed}. {_AS_BEFORE}]",
+            ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. {state}]",
+            ExecutionStatus.OUTPUT_LIMIT: f"{ENDINGS[ExecutionStatus.OUTPUT_LIMIT][:-1]}. {state}]",
+            ExecutionStatus.KILLED: f"[{killed}. {state}]",
             ExecutionStatus.ERROR: "[The shell died]" if run.return_code is None else f"[Exit code {_code(run)}]",
         },
         limit=run.limit,

@@ -24,30 +24,64 @@ from dataclasses import dataclass
 
 _MARK = "\0shell state\0"
 _GONE = "\0folder gone\0"
+_JOBS = "\0shell jobs\0"
 
 _NOT_KEPT = "POSIXLY_CORRECT PWD RANDOM SRANDOM EPOCHSECONDS EPOCHREALTIME BASHPID LINENO DIRSTACK GROUPS BASH_CMDS"
 """Variables that each shell has for itself, or that are stored in another way."""
 
 
+_SAVED_FD = 13
+"""Descriptor under which bash keeps the report's pipe while the redirections of the command hold: the fourth that bash
+saves in `SCRIPT`, from 10 on."""
+
+_DECLARE_GLOBALS = (
+    "case ${#FUNCNAME[@]} in "
+    "0) \\builtin declare -p;; "
+    '*) __shell_pop() { \\builtin declare -g "$1"; while \\builtin printf "\\2" && \\builtin declare -p "$1"; '
+    'do if \\builtin test -R "$1" || ! \\builtin unset -v "$1"; then \\break; fi; done; }; '
+    "\\builtin compgen -v | while IFS= \\builtin read -r POSIXLY_CORRECT; "
+    "do case $POSIXLY_CORRECT in _ | PIPESTATUS) ;; "
+    '*) \\builtin printf "\\1"; __shell_pop "$POSIXLY_CORRECT";; esac; done;; esac'
+)
+"""Prints also the variables that local variables of functions hide. A variable is printed and unset until it is gone,
+because that reveals the variable that a local one hides. `declare -g` creates an empty one where there is none."""
+
+
+_FACTS_OF = "$? {} $SHELLOPTS $BASHOPTS"
+
+
 def _save(ended_by: str) -> str:
-    """Return the commands that print the state to standard error, and keep `$?`."""
+    """Return the commands that print the state to standard error. In a trap, they keep `$?`.
+
+    Args:
+        ended_by: `end` after a command, where POSIXLY_CORRECT holds the facts, or `exit` in a trap of `EXIT`. Bash runs
+            such a trap wherever the shell ends, maybe in a function with local variables, and with the redirections of
+            the command.
+    """
+    facts, pipe, declare = "$POSIXLY_CORRECT", "", "\\builtin declare -p"
+    if ended_by == "exit":
+        facts = _FACTS_OF.format(ended_by)
+        pipe = f'\\builtin printf "" >&{_SAVED_FD} && \\exec 3>&{_SAVED_FD}; '
+        declare = _DECLARE_GLOBALS
     return (
-        f'( POSIXLY_CORRECT="$? {ended_by} $SHELLOPTS $BASHOPTS"; \\set +efuvx; \\exec 3>&2 >/dev/null 2>&1; '
+        f'( POSIXLY_CORRECT="{facts}"; \\set +efuvx; {pipe}\\exec >/dev/null; '
         '\\export -f builtin && POSIXLY_CORRECT="$POSIXLY_CORRECT builtin"; \\unset -f builtin; '
         '\\builtin printf "\\0shell state\\0%s\\0%s\\0" "$POSIXLY_CORRECT" "$PWD" >&3; '
         '\\builtin printf " %q" "$#" "$@" >&3; \\builtin printf "\\0" >&3; \\trap >&3; \\trap - DEBUG ERR; '
         '\\builtin set -- "${POSIXLY_CORRECT%% *}"; '
         f"\\builtin unset -v {_NOT_KEPT}; "
-        '{ \\builtin printf "\\0"; \\builtin enable -n; \\builtin enable printf declare dirs alias umask exit; '
+        '{ \\builtin printf "\\0"; \\builtin enable -n; '
+        "\\builtin enable printf declare dirs alias umask ulimit exit compgen read test unset; "
         '\\builtin printf "\\0"; \\builtin declare -f; \\builtin declare -F; '
         '\\builtin printf "\\0"; \\builtin alias -p; \\builtin umask -p; '
         '\\builtin printf "\\0"; \\builtin dirs -l -p; '
-        '\\builtin printf "\\0"; \\builtin declare -p; \\builtin printf "\\0"; } >&3; '
-        '\\builtin exit "$1" )'
+        '\\builtin printf "\\0"; \\builtin ulimit -Sa; \\builtin printf "\\0"; \\builtin ulimit -Ha; '
+        f'\\builtin printf "\\0"; {declare}; '
+        '\\builtin printf "\\0"; } >&3; \\builtin exit "$1" ) 3>&2 2>/dev/null'
     )
 
 
-_SECTIONS, _FACTS = 9, 4
+_SECTIONS, _FACTS = 11, 4
 
 _READ = (
     '"$( { IFS= \\builtin read -r size; IFS= LC_ALL=C \\builtin read -r -N "$size" text; '
@@ -59,8 +93,10 @@ SCRIPT = (
     "printf '\\0' >&2; unset -v BASH_EXECUTION_STRING; "
     f"eval {_READ} 3>&2 >/dev/null 2>&1; "
     f"{{ \\builtin eval {_READ} </dev/null >&3 2>&1 3>&-; "
+    f'POSIXLY_CORRECT="{_FACTS_OF.format("end")}"; \\set +efuvx; '
+    "\\builtin printf '\\0shell jobs\\0' >&2; \\builtin jobs -lr >&2; "
     f"{_save('end')}; "
-    'POSIXLY_CORRECT=$?; \\trap - EXIT; \\exit "$POSIXLY_CORRECT"; } 3>&1 >&2'
+    '\\trap - EXIT; \\exit "${POSIXLY_CORRECT%% *}"; } 3>&1 >&2'
 )
 """Runs what `shell_input` returns, from standard input."""
 
@@ -74,6 +110,15 @@ _LAST = frozenset({"posix", "xtrace"})
 
 _QUOTED = r"(?:'[^']*'|\\')*"
 _EXIT_TRAP = re.compile(rf"trap -- ({_QUOTED}|\S+) EXIT\n")
+_SIGNAL_TRAP = re.compile(
+    r"""\btrap\s+(?:--\s+)?(?:'[^']*'|"[^"]*"|[\w:-]+)"""
+    r"(?:\s+(?:SIG)?(?:HUP|INT|QUIT|PIPE|ALRM|TERM|USR1|USR2|CHLD|WINCH))+(?=\s*(?:[;&|)}\n]|$))"
+)
+"""A command that sets traps of signals only, so it may run while the trap of `EXIT` is the one that reports."""
+
+_LIMIT = re.compile(r"\(.*-(\w)\) (\w+)$", re.MULTILINE)
+_RUNNING_JOB = re.compile(r"^\[\d+\][ +-]+(\d+) Running +(.+)$", re.MULTILINE)
+_LOCAL_ONLY = re.compile(r"declare -- \w+\n")
 _DECLARED = re.compile(r"^declare -\S+ (\w+)", re.MULTILINE)
 
 
@@ -93,6 +138,8 @@ class ShellState:
         disabled: commands that disable builtins.
         functions, aliases, variables: commands that define them.
         folders: the stack of `pushd`, the latest first, without the working folder.
+        first_limits: the soft and the hard limits of `ulimit` that every shell of the session starts with, by option.
+        limits: those of them that commands have changed.
     """
 
     environment: frozenset[str]
@@ -108,6 +155,8 @@ class ShellState:
     aliases: str = ""
     variables: str = ""
     folders: tuple[str, ...] = ()
+    first_limits: frozenset[tuple[str, str]] = frozenset()
+    limits: frozenset[tuple[str, str]] = frozenset()
 
     def restore(self, *, looks_at_traps: bool) -> str:
         """Return the commands that bring a new shell into this state.
@@ -119,7 +168,8 @@ class ShellState:
         trap = self.exit_trap if looks_at_traps else _reporting(self.exit_trap)
         exit_trap = f"trap -- {trap} EXIT" if trap else ""
         if not self.begun:
-            return f"compgen -e >&3; cd -- {_quote(self.folder)}; shopt -s expand_aliases; {exit_trap}"
+            facts = "{ compgen -e; printf '\\0'; ulimit -Sa; printf '\\0'; ulimit -Ha; } >&3"
+            return f"{facts}; cd -- {_quote(self.folder)}; shopt -s expand_aliases; {exit_trap}"
         removed = self.environment - set(_DECLARED.findall(self.variables)) - {"PWD", "OLDPWD", "_"}
         before_functions = [
             _enter(self.folder),
@@ -137,6 +187,7 @@ class ShellState:
         ]
         after_functions = [
             "\\builtin shopt -s expand_aliases" if "expand_aliases" in self.shell_options else "",
+            *(f"\\builtin ulimit {option} {value}" for option, value in sorted(self.limits, reverse=True)),
             *(f"\\builtin set -o {name}" for name in sorted(_LAST & self.options)),
         ]
         parts = [*before_functions, self.functions, *after_functions]
@@ -152,17 +203,20 @@ class ShellReport:
         state: its state. None if it ended without a report, as by `exec` or a signal, or if the report is incomplete.
         folder_gone: whether the folder of the state before could not be entered.
         lost: functions that are defined, but not in the state.
+        jobs: process ids and commands of what runs in the background.
     """
 
     started: bool
     state: ShellState | None = None
     folder_gone: bool = False
     lost: tuple[str, ...] = ()
+    jobs: tuple[tuple[str, str], ...] = ()
 
 
 def shell_input(state: ShellState, command: str) -> bytes:
     """Return the standard input of `SCRIPT`: the commands that restore a state, and a command."""
-    texts = [_bytes(state.restore(looks_at_traps="trap" in command)), _bytes(command)]
+    looks_at_traps = "trap" in _SIGNAL_TRAP.sub("", command)
+    texts = [_bytes(state.restore(looks_at_traps=looks_at_traps)), _bytes(command)]
     return b"".join(b"%d\n%s" % (len(text), text) for text in texts)
 
 
@@ -178,14 +232,19 @@ def read_report(data: bytes, before: ShellState, *, cut: bool) -> ShellReport:
     if "\0" not in text:
         return ShellReport(started=False)
     beginning, mark, report = text.rpartition(_MARK)
+    beginning, _, jobs = beginning.partition(_JOBS)
     sections = report.split("\0")
     gone = _GONE in beginning
     status = sections[0].split(" ")
     if not mark or cut or len(sections) != _SECTIONS + 1 or len(status) < _FACTS:  # a program may have written to it
         return ShellReport(started=True, folder_gone=gone)
-    _, folder, arguments, traps, disabled, functions, aliases, folders, variables, _ = sections
+    _, folder, arguments, traps, disabled, functions, aliases, folders, soft, hard, variables, _ = sections
     _, ended_by, options, shell_options, *lost = status
-    environment = before.environment if before.begun else frozenset(beginning.strip("\0").split("\n")) - {""}
+    environment, first_limits, limits = before.environment, before.first_limits, _read_limits(soft, hard)
+    if not before.begun:
+        names, *first = beginning.strip("\0").split("\0")
+        environment = frozenset(names.split("\n")) - {""}
+        first_limits = _read_limits(*first)
     exit_trap, traps = _split_traps(traps, before.exit_trap, fired=ended_by == "exit")
     state = ShellState(
         environment=environment,
@@ -199,10 +258,33 @@ def read_report(data: bytes, before: ShellState, *, cut: bool) -> ShellReport:
         disabled=disabled,
         functions=functions,
         aliases=aliases,
-        variables=variables,
+        variables=_globals(variables),
         folders=tuple(folders.splitlines()[1:]),
+        first_limits=first_limits,
+        limits=limits - first_limits,
     )
-    return ShellReport(started=True, state=state, folder_gone=gone, lost=tuple(lost))
+    return ShellReport(
+        started=True, state=state, folder_gone=gone, lost=tuple(lost), jobs=tuple(_RUNNING_JOB.findall(jobs))
+    )
+
+
+def _read_limits(*listings: str) -> frozenset[tuple[str, str]]:
+    """Return the options of `ulimit` with their values, from listings of the soft and of the hard limits."""
+    return frozenset(
+        (f"-{kind}{option}", value)
+        for kind, listing in zip("SH", listings, strict=False)
+        for option, value in _LIMIT.findall(listing)
+        if option != "p"  # the size of pipes cannot be set
+    )
+
+
+def _globals(variables: str) -> str:
+    """Return the declarations of global variables from those of `_DECLARE_GLOBALS`."""
+    if "\1" not in variables:
+        return variables
+    shown = [part.split("\2")[1:] for part in variables.split("\1")[1:]]
+    last = [next((text for text in reversed(texts) if text), "") for texts in shown]
+    return "".join(text for text in last if not _LOCAL_ONLY.fullmatch(text))
 
 
 def _split_traps(traps: str, before: str, *, fired: bool) -> tuple[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import MappingProxyType
 
 import pytest
 import pytest_asyncio
 
+from tests.parameters import first
 from toolgym.testing import ToolSuite
 from toolgym.tools import BashTool, CodeInterpreterTool, from_config
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError
@@ -15,6 +17,8 @@ from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, ProcessSandbox
 from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
 from toolgym.tools.sandbox.local import probe
 
+AS_BEFORE = "Folder and variables are as before it]"
+AS_LEFT = "Folder and variables are as it left them]"
 FORKS = "namespaces" in probe()["levels"]
 
 
@@ -80,14 +84,96 @@ async def test_a_command_that_ends_the_shell_keeps_the_state(bash):
 
 async def test_a_command_that_hangs_is_stopped_and_the_shell_goes_on(bash):
     await bash("cd /; x=1")
-    result = await bash("x=2; echo begun; sleep 60 & sleep 60", kwargs={"timeout": 2})
-    assert result.text == (
-        "begun\n[Timed out: the command was stopped after 2 seconds. Folder and variables are as before it]"
-    )
+    result = await bash("x=2; cd /usr; echo begun; sleep 60 & sleep 60", kwargs={"timeout": 1})
+    assert result.text == f"begun\n[Timed out: the command was stopped after 1 seconds. {AS_LEFT}"
     assert result.metrics["status"] == "timeout"
-    assert (await bash("pwd; echo $x")).text == "/\n1"
+    assert (await bash("pwd; echo $x")).text == "/usr\n2"
     counts = "count() { ps -e 2>/dev/null | grep -c sleep; }"  # what was killed is collected a little later
     assert (await bash(f"{counts}; until [ $(count) = 0 ]; do sleep 0.02; done; echo gone")).text == "gone"
+
+
+HANGS = (
+    "while :; do :; done",
+    "mkfifo ~/pipe; read y < ~/pipe",
+    "sleep 60 & wait",
+    "trap '' INT; sleep 60",
+    "f() { local x=7; while :; do sleep 0.1; done; }; f",
+    "sleep 60 | cat",
+    "y=$(sleep 60)",
+    "set -m; sleep 60",
+    "set -ex; sleep 60",
+    "while :; do sleep 1; done < /etc/passwd > ~/file 2>&1",
+)
+
+
+@first("hang", HANGS, short=1)
+async def test_no_hang_costs_the_shell_its_variables(bash, hang):
+    text = (await bash(f"x=2; cd /usr; {hang}", kwargs={"timeout": 0.5})).text
+    assert text.endswith(f"[Timed out: the command was stopped after 0.5 seconds. {AS_LEFT}"), text
+    assert "POSIXLY" not in text
+    assert (await bash("{ set +x; } 2>/dev/null; trap - INT; echo $x $PWD")).text.endswith("2 /usr")
+
+
+@pytest.mark.long
+async def test_a_shell_that_ignores_interrupts_is_killed_and_keeps_the_state_before(bash):
+    await bash("x=1")
+    text = (await bash("x=2; trap '' INT; while :; do sleep 1; done", kwargs={"timeout": 0.5})).text
+    assert text.endswith(AS_BEFORE), text
+    assert (await bash("echo $x")).text == "1"
+
+
+@pytest.mark.long
+async def test_a_command_that_prints_too_much_keeps_the_state(bash):
+    text = (await bash("x=2; yes")).text
+    assert text.startswith("y\n... [repeated ")
+    assert text.endswith(f"[Stopped: the command printed too much. {AS_LEFT}")
+    assert (await bash("echo $x")).text == "2"
+
+
+async def test_exit_in_a_function_keeps_global_variables(bash):
+    reply = await texts(bash, "A=1; L=(1 2); declare -n ref=A; die() { local A=7 L M=5; echo \"$1\" >&2; exit 3; }",
+                        "f() { local A=2 Q=1; die oops; }; B=2; f", "echo $A ${L[1]} $B $ref; declare -p M Q",
+                        "while read y; do exit 4; done < /etc/passwd > file", "{ B=3; exit 4; } 2> file",
+                        ". /dev/stdin <<< 'B=4; exit 5'", "echo $B")  # fmt: skip
+    assert reply == [
+        "[No output]",
+        "oops\n[Exit code 3]",
+        "1 2 2 1\nbash: line 1: declare: M: not found\nbash: line 1: declare: Q: not found\n[Exit code 1]",
+        "[Exit code 4]",
+        "[Exit code 4]",
+        "[Exit code 5]",
+        "4",
+    ]
+
+
+async def test_a_signal_to_the_shell_keeps_the_state(bash):
+    reply = await texts(bash, "x=2; kill $$", "echo $x; set -x", "x=3; kill -USR1 $$", "set +x; echo $x")
+    assert reply[0] == f"[The shell was killed by SIGTERM (signal 15). {AS_LEFT}"
+    assert reply[1] == "2"
+    assert reply[2].endswith(f"[The shell was killed by SIGUSR1 (signal 10). {AS_LEFT}")
+    assert "POSIXLY" not in reply[2]
+    assert reply[3].endswith("3")
+
+
+async def test_limits_of_ulimit_are_kept(bash):
+    await bash("ulimit -n 100; ulimit -Sf 5000")
+    assert (await bash("ulimit -n; ulimit -Hn; ulimit -f")).text == "100\n100\n5000"
+    assert (await bash("[ $(ulimit -Hf) = 5000 ] || ulimit -Sf hard; ulimit -Sn 50")).text == "[No output]"
+    assert (await bash("ulimit -n; ulimit -Hn; [ $(ulimit -f) = 5000 ] || echo raised")).text == "50\n100\nraised"
+
+
+async def test_jobs_in_the_background_are_named(bash):
+    text = (await bash("sleep 60 & (sleep 60; true) & false")).text
+    assert re.fullmatch(
+        r"\[Exit code 1\]\n\[In the background: process \d+ \(sleep 60 &\)\]\n"
+        r"\[In the background: process \d+ \(\( sleep 60; true \) &\)\]",
+        text,
+    )
+    number = re.search(r"process (\d+)", text)[1]
+    assert (await bash(f"kill {number} && jobs")).text == "[No output]"
+    many = (await bash("for i in 1 2 3 4 5 6 7; do sleep 60 & done; true & wait $!")).text
+    assert many.count("\n") == 5
+    assert many.endswith("[In the background: 2 more jobs]")
 
 
 async def test_programs_in_the_background_go_on(bash):
@@ -206,9 +292,6 @@ async def test_a_sandbox_without_bash_says_so():
 async def test_a_command_with_a_nul_is_not_run_in_part(bash):
     assert (await bash("touch half\0")).text == "[A command cannot hold a NUL character]"
     assert (await bash("ls")).text == "[No output]"
-
-
-AS_BEFORE = "Folder and variables are as before it]"
 
 
 @pytest.mark.parametrize("trap", [

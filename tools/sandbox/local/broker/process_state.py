@@ -33,7 +33,7 @@ class Waiter:
 
 class RunningProgram:
     """One program, with the broker's ends of its pipes. Its deadline is when it is killed, and then its session; what
-    comes from it is dropped once the host has `forgotten` it."""
+    comes from it is dropped once the host has `forgotten` it. `stops` counts the steps that were taken to stop it."""
 
     def __init__(self, number: int, request: Mapping[str, Any], launcher: LauncherLink, output_bytes: int) -> None:
         self.number, self.name, self.launcher = number, request["process"], launcher
@@ -50,6 +50,7 @@ class RunningProgram:
         self.code: int | None = None
         self.why: Status | None = None
         self.ended = self.forgotten = self.killed = False
+        self.stops = 0
         self.waiters: list[Waiter] = []
 
     def fresh_output(self) -> dict[int, Capture]:

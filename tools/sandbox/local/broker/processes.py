@@ -32,6 +32,13 @@ those that have left behind others which hold their pipes."""
 KILL_GRACE = 2.0
 """Seconds between the kill of a program and that of its session, if the launcher does not tell of its end."""
 
+INTERRUPT_PAUSES = (0.3, 0.25)
+"""Seconds after each interrupt of a program at its deadline. After the last pause, all that the program has started is
+killed."""
+
+LEADER_PAUSE = 0.25
+"""Seconds that a program has after that to end by itself, as a shell whose command was killed."""
+
 MAX_CODE = 1 << 31
 
 
@@ -170,7 +177,7 @@ class Processes:
             elif due.killed:
                 self._drop_session(due.launcher.channel, KillReason.TIMEOUT)
             else:
-                self._kill(due, "timeout")
+                self._stop(due, "timeout")
         return self._deadlines.patience()
 
     def _launch(self, link: LauncherLink, request: Mapping[str, Any]) -> None:
@@ -262,19 +269,29 @@ class Processes:
             capture = process.output[stream]  # a new one after each answer of `_tell`
             capture.add(data)
             if capture.flooded:
-                self._kill(process, "output_limit")
+                self._close_pipe(process, stream)
+                self._stop(process, "output_limit")
                 return False
             self._tell(process)
         return True
 
-    def _kill(self, process: RunningProgram, why: Status) -> None:
-        """Kill a program, and end its session if the launcher does not say soon that it has ended."""
+    def _stop(self, process: RunningProgram, why: Status) -> None:
+        """Take the next step to stop a program: interrupt it and all that it has started, twice; kill what it has
+        started; kill the program. So a shell can end by itself, and say in which state."""
         if process.ended or process.killed:
             return
-        process.why, process.killed = process.why or why, True
-        for stream in (1, 2):
-            if why == "output_limit":
-                self._close_pipe(process, stream)
+        process.why = process.why or why
+        if process.start_request is not None or process.stops > len(INTERRUPT_PAUSES):
+            self._kill(process)
+            return
+        interrupts = process.stops < len(INTERRUPT_PAUSES)
+        process.launcher.send({"op": "interrupt" if interrupts else "prune", "number": process.number})
+        self._deadlines.arm(process, INTERRUPT_PAUSES[process.stops] if interrupts else LEADER_PAUSE)
+        process.stops += 1
+
+    def _kill(self, process: RunningProgram) -> None:
+        """Kill a program, and end its session if the launcher does not say soon that it has ended."""
+        process.killed = True
         process.launcher.send({"op": "signal", "number": process.number, "signal": int(signal.SIGKILL)})
         self._deadlines.arm(process, KILL_GRACE)
 

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from toolgym.tools.sandbox.local.kernel import harden, syscalls
@@ -34,12 +34,13 @@ _ENDS = 3
 
 
 class _Program:
-    """A program that runs, or whose output is not passed on wholly. Without a terminal, `master` is -1."""
+    """A program that runs, or whose output is not passed on wholly. Without a terminal, `master` is -1. When a program
+    ends that was `interrupted`, all that it has started is killed."""
 
     def __init__(self, handle: subprocess.Popen[bytes], master: int, source: int, target: int) -> None:
         self.handle, self.master, self.source, self.target = handle, master, source, target
         self.code: int | None = None
-        self.reported = False
+        self.reported = self.interrupted = False
         self._to_terminal, self._to_broker = b"", b""
 
     def interests(self) -> list[tuple[int, int]]:
@@ -205,6 +206,21 @@ class Launcher:
         if program is not None and program.code is None:  # not reaped, so its number is still its own
             _signal_session(program.handle.pid, request["signal"])
 
+    def _interrupt(self, request: Mapping[str, Any]) -> None:
+        program = self._programs.get(request["number"])
+        if program is not None and program.code is None:
+            program.interrupted = True
+            _signal_session(program.handle.pid, signal.SIGINT, everywhere=True)
+
+    def _prune(self, request: Mapping[str, Any]) -> None:
+        """Kill what a program has started."""
+        program = self._programs.get(request["number"])
+        if program is not None and program.code is None:
+            for pid in _members(program.handle.pid):
+                if pid != program.handle.pid:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+
     def _size(self, request: Mapping[str, Any]) -> None:
         program = self._programs.get(request["number"])
         if program is not None and program.master >= 0:
@@ -214,6 +230,9 @@ class Launcher:
     def _reap(self) -> None:
         """Reap what has ended: programs, and what they left behind, whose parent this process has become."""
         known = {program.handle.pid: program for program in self._programs.values()}
+        for pid, stopped in known.items():
+            if stopped.interrupted and stopped.code is None and _has_ended(pid):
+                _signal_session(pid, signal.SIGKILL)  # until it is reaped, its number is its own
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -229,7 +248,14 @@ class Launcher:
         frames.send_all(self._control.fileno(), frames.encode(note))
 
     def _carry_out(self, request: Mapping[str, Any]) -> None:
-        {"start": self._start, "signal": self._signal, "size": self._size}[request["op"]](request)
+        operations = {
+            "start": self._start,
+            "signal": self._signal,
+            "interrupt": self._interrupt,
+            "prune": self._prune,
+            "size": self._size,
+        }
+        operations[request["op"]](request)
 
 
 def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
@@ -261,20 +287,41 @@ def _resize(master: int, rows: int, cols: int) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
-def _signal_session(leader: int, number: int) -> None:
-    """Signal the group of a program; to kill it means to kill all that it started, in other groups too. Only what has
-    left its session (`setsid`) goes on."""
+def _signal_session(leader: int, number: int, *, everywhere: bool = False) -> None:
+    """Signal the group of a program. SIGKILL, and a signal that is to go `everywhere`, also reach what the program has
+    started in other groups, unless that has left its session (`setsid`)."""
     with contextlib.suppress(OSError):
         os.killpg(leader, number)
-    if number != signal.SIGKILL:
+    if number == signal.SIGKILL or everywhere:
+        for pid in _members(leader, outside_group=number != signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+
+def _members(leader: int, *, outside_group: bool = False) -> Iterator[int]:
+    """Yield the processes of the session that a program leads. Yields none where there is no /proc.
+
+    Args:
+        outside_group: whether to leave out those in the program's own group.
+    """
+    try:
+        names = os.listdir("/proc")
+    except OSError:
         return
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{int(name)}/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()
-                if int(words[3]) == leader:
-                    os.kill(int(name), number)
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{int(name)}/stat", "rb") as file:
+                words = file.read().rpartition(b")")[2].split()
+            if int(words[3]) == leader and not (outside_group and int(words[2]) == leader):
+                yield int(name)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended and waits to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _read(fd: int) -> bytes | None:
