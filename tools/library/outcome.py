@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.library.code_input import FENCE_HINT, has_fence
+from toolgym.tools.library.markup import html_text
 from toolgym.tools.library.terminal import render_terminal
 from toolgym.tools.library.tracebacks import collapse_errors
 from toolgym.tools.sandbox.base import BaseResult, CellResult, ExecutionResult, ExecutionStatus
@@ -29,7 +30,8 @@ RECOVERED = "[Variables are as before this cell; files are as the cell left them
 HEADER = "Traceback (most recent call last):"
 
 SOURCE_TYPES = ("text/markdown", "text/latex", "text/html", "application/json", "image/svg+xml")
-"""Forms of a displayed value that a model can read, if its plain text does no more than name the object."""
+"""Forms of a displayed value that a model can read, if its plain text does no more than name the object. Of HTML, the
+model reads the words."""
 
 UNKNOWN = SandboxFacts()
 
@@ -53,6 +55,7 @@ _TROUBLE = (
 )  # fmt: skip
 """Parts of words of which every text that these patterns match has one. To look for them first takes far less time."""
 
+_NO_INPUT = re.compile(r"^(?:EOFError: EOF when reading a line|EOFError|bdb\.BdbQuit)$", re.MULTILINE)
 _DISK = re.compile(r"No space left on device|Disk quota exceeded")
 _FILE = re.compile(r"File too large|File size limit exceeded")
 _MEMORY = re.compile(r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|OutOfMemoryError|Unable to allocate")
@@ -239,7 +242,10 @@ def _text_of(form: Mapping[str, Any]) -> str:
     plain = form.get("text/plain")
     if isinstance(plain, str) and plain and not _NAMES_OBJECT.fullmatch(plain):
         return plain
-    source = next((form[kind] for kind in SOURCE_TYPES if isinstance(form.get(kind), str)), None)
+    kind = next((kind for kind in SOURCE_TYPES if isinstance(form.get(kind), str)), "")
+    source = form.get(kind)
+    if kind == "text/html":
+        source = html_text(source) or source
     return source or (plain if isinstance(plain, str) and plain else f"[shown as {', '.join(map(str, form))}]")
 
 
@@ -266,6 +272,8 @@ def _render(
     hints = find_hints(f"{stdout}\n{stderr}", code, facts, met=result.status)
     if "SyntaxError" in stderr and has_fence(code):
         hints.append(FENCE_HINT)
+    if isinstance(result, CellResult) and _NO_INPUT.search(stderr):
+        hints.append("[There is no standard input here: put the values into the code]")
     errors = collapse_errors(render_terminal(stderr)).rstrip()
     return render_outcome(
         "program",

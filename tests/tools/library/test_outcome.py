@@ -14,6 +14,9 @@ FACTS = SandboxFacts("off", Limits(memory_mb=300, processes=9, open_files=20, di
 HEADER = "Traceback (most recent call last):\n"
 EXIT = CellError("SystemExit", "")
 FIGURE = {"text/plain": "<Figure size 640x480 with 1 Axes>", "image/png": "AAAA"}
+TABLE = (
+    "<style>td {}</style>\n<table><tr><th>a</th><th>b&nbsp;</th></tr>\n<tr><td>0</td> <td>1 &lt; 2</td></tr></table>"
+)
 
 
 def plain(text):
@@ -31,6 +34,13 @@ def plain(text):
         (CellResult(OK, "0\n1\n2\n", cleared=4), "2"),
         (CellResult(OK, "0\n1\n", display=(plain("x"),), display_offsets=(4,), cleared=2), "1\nx"),
         (CellResult(OK, display=({"text/plain": "<a.Markdown object>", "text/markdown": "# T"},)), "# T"),
+        (CellResult(OK, display=({"text/plain": "<a.Styler object>", "text/html": TABLE},)), "a | b\n0 | 1 < 2"),
+        (CellResult(OK, display=({"text/html": "<canvas></canvas>"},)), "<canvas></canvas>"),
+        (
+            CellResult(ERROR, "Name? ", error=CellError("EOFError", "EOF when reading a line")),
+            "Name? \nEOFError: EOF when reading a line\n"
+            "[There is no standard input here: put the values into the code]",
+        ),
         (CellResult(OK, display=({"image/png": "AAAA"},)), "[shown as image/png]"),
         (CellResult(OK, "1\n", error=EXIT, return_code=0), "1\n[The program ended with exit code 0]"),
         (CellResult(ERROR, "", "bye\n", error=EXIT, return_code=1), "bye\n[The program ended with exit code 1]"),
