@@ -33,6 +33,10 @@ SOURCE_TYPES = ("text/markdown", "text/latex", "text/html", "application/json", 
 """Forms of a displayed value that a model can read, if its plain text does no more than name the object. Of HTML, the
 model reads the words."""
 
+BINARY_CHARS, BINARY_SHARE = 400, 0.1
+"""Characters that are shown of an output in which at least this share of all characters stands for undecodable
+bytes."""
+
 UNKNOWN = SandboxFacts()
 
 _NAMES_OBJECT = re.compile(r"<[\w.]+ object(?: at 0x[0-9a-f]+)?>")
@@ -154,12 +158,21 @@ def cut_middle(text: str, max_chars: int) -> str:
     return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:] if half else ''}"
 
 
+def cut_binary(text: str) -> str:
+    """Return the beginning of an output that is not text, with a remark. Other outputs are returned unchanged."""
+    if len(text) <= BINARY_CHARS or text.count("\ufffd") < len(text) * BINARY_SHARE:
+        return text
+    return f"{text[:BINARY_CHARS]}\n... [{len(text) - BINARY_CHARS} characters cut: the output is not text] ..."
+
+
 def fit_output(stdout: str, errors: str, max_chars: int) -> list[str]:
     """Shorten standard output and error to at most `max_chars` together, if they are longer.
 
-    Repetitions of the output are collapsed first. The part that is shorter than half of the room leaves the remainder
-    to the other part. The middle of the output is cut; of errors, the last traceback is kept longest.
+    Of an output that is not text, the beginning is shown. Repetitions of the output are collapsed first. The part that
+    is shorter than half of the room leaves the remainder to the other part. The middle of the output is cut; of errors,
+    the last traceback is kept longest.
     """
+    stdout = cut_binary(stdout)
     if len(stdout) + len(errors) > max_chars:
         stdout = collapse_errors(stdout)
     half = max_chars // 2

@@ -89,10 +89,12 @@ async def test_the_model_reads_deep_recursion_once():
 async def test_the_model_reads_that_it_timed_out():
     tool = CodeInterpreterTool({"default_timeout": 1})
     result = await ask(tool, "print('begun', flush=True)\nwhile True: pass")
-    assert result.text == (
-        'begun\n  File "<cell 1>", line 2, in <module>\n    while True: pass\n'
-        "[Timed out: the program was stopped after 1 seconds]"
-    )
+    assert [line for line in result.text.split("\n") if line.strip(" ^")] == [  # Python 3.12 marks the `pass`
+        "begun",
+        '  File "<cell 1>", line 2, in <module>',
+        "    while True: pass",
+        "[Timed out: the program was stopped after 1 seconds]",
+    ]
     assert result.metrics["status"] == "timeout"
     longer = await ask(tool, "import time; time.sleep(1.2); print('done')", timeout=60)
     assert longer.text == "done"

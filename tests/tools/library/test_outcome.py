@@ -139,3 +139,10 @@ def test_several_blocks_of_code_are_answered_with_a_hint():
     code = "One:\n```python\n1\n```\nTwo:\n```python\n2\n```"
     assert render_cell(CellResult(ERROR, error=error), 5, code=code).endswith("text around it]")
     assert render_cell(CellResult(ERROR, error=error), 5, code="x = = 1").endswith("invalid syntax")
+
+
+def test_binary_output_is_cut_to_its_beginning():
+    picture = "PNG\n" + "a\ufffdb\ufffd" * 1000
+    assert fit_output(picture, "", 4096)[0] == f"{picture[:400]}\n... [3604 characters cut: the output is not text] ..."
+    assert fit_output("\ufffd" * 20, "", 4096)[0] == "\ufffd" * 20
+    assert fit_output("a" * 3000 + "\ufffd", "", 4096)[0] == "a" * 3000 + "\ufffd"
