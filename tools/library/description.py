@@ -6,7 +6,7 @@ from toolgym.tools.sandbox.facts import SandboxFacts
 
 
 def describe_limits(facts: SandboxFacts, timeout: float, *, memory_mb: int | None = None) -> str:
-    """Return the sentences about time, memory and network, for the end of a description.
+    """Return the sentences about time, memory, network and processes, for the end of a description.
 
     Args:
         facts: those of the sandbox. Facts that are unknown are left out.
@@ -16,7 +16,8 @@ def describe_limits(facts: SandboxFacts, timeout: float, *, memory_mb: int | Non
     memory = memory_mb or (facts.limits.memory_mb if facts.limits is not None else None)
     limits = [f"{timeout:g} s per call", *([f"{memory} MiB of memory"] if memory else [])]
     network = {"off": " No network.", "loopback": " No network but localhost."}.get(facts.network or "", "")
-    return f"Limits: {', '.join(limits)}.{network}"
+    processes = {"none": " No other processes.", "no pools": " No process pools."}.get(facts.processes or "", "")
+    return f"Limits: {', '.join(limits)}.{network}{processes}"
 
 
 def describe_packages(facts: SandboxFacts) -> str:

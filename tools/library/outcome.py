@@ -49,6 +49,16 @@ _REFUSED = re.compile(r"(?:Operation not permitted|Permission denied|Errno 1\b|E
 _SOCKETS = re.compile(
     r"socket|urllib|http|requests|ftp|smtp|start_server|open_connection|\bpip3? install\b|\bcurl\b|\bwget\b"
 )
+_POOLS = re.compile(r"multiprocessing|ProcessPool|joblib|n_jobs|shared_memory")
+_STARTS = re.compile(
+    rf"{_POOLS.pattern}|subprocess|os\.(?:system|popen|fork|exec|spawn|posix_spawn)|^[ \t]*!", re.MULTILINE
+)
+_NO_PROCESSES = {
+    "none": (_STARTS, "[No other process can be started here: use threads]"),
+    "no pools": (_POOLS, "[There are no process pools and no shared memory here: use threads, or subprocess]"),
+}
+"""By `SandboxFacts.processes`: what a program uses that cannot start a process, and the remark about it."""
+
 _PROCESSES = re.compile(
     r"Resource temporarily unavailable|can't start new thread|Cannot fork|unable to create .*thread"
 )
@@ -220,6 +230,9 @@ def find_hints(text: str, code: str, facts: SandboxFacts, *, met: ExecutionStatu
         _NO_NETWORK.search(text) or (_REFUSED.search(text) and (_SOCKETS.search(text) or _SOCKETS.search(code)))
     ):
         hints.append(network[facts.network])
+    if facts.processes in _NO_PROCESSES and _REFUSED.search(text):
+        pattern, remark = _NO_PROCESSES[facts.processes]
+        hints += [remark] if pattern.search(text) or pattern.search(code) else []
     limits = facts.limits
     if limits is not None:
         sizes = (

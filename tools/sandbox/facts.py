@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
 from toolgym.tools.sandbox.limits import Limits
 from toolgym.tools.sandbox.options import Network
@@ -17,6 +18,8 @@ PACKAGES = {
     "sklearn": "scikit-learn", "networkx": "networkx", "torch": "torch", "requests": "requests",
 }  # fmt: skip
 """Packages that descriptions name if programs can import them: from their module to their name."""
+
+ProcessRule = Literal["all", "no pools", "none"]
 
 FACTS_KEY = "x-toolgym-sandbox"
 """Key of a server's facts in the description of its API."""
@@ -40,12 +43,15 @@ class SandboxFacts:
         limits: limits of one run or session. None if unknown.
         python: version of the interpreter that programs run with, such as `"3.12"`. Empty if unknown.
         packages: those of `PACKAGES` that programs can import. Empty if unknown.
+        processes: which processes programs can start: `all`, all but those that share locks and memory, as pools do
+            (`no pools`), or `none`. None if unknown.
     """
 
     network: Network | None = None
     limits: Limits | None = None
     python: str = ""
     packages: tuple[str, ...] = ()
+    processes: ProcessRule | None = None
 
 
 @functools.cache

@@ -83,7 +83,7 @@ class ProcessSandbox(Sandbox):
 
     @property
     def facts(self) -> SandboxFacts:
-        return SandboxFacts("host", None, *probe_python(sys.executable))
+        return SandboxFacts("host", None, *probe_python(sys.executable), "all")
 
     @staticmethod
     def check_language(language: str) -> None:

@@ -146,3 +146,22 @@ def test_binary_output_is_cut_to_its_beginning():
     assert fit_output(picture, "", 4096)[0] == f"{picture[:400]}\n... [3604 characters cut: the output is not text] ..."
     assert fit_output("\ufffd" * 20, "", 4096)[0] == "\ufffd" * 20
     assert fit_output("a" * 3000 + "\ufffd", "", 4096)[0] == "a" * 3000 + "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "remark"),
+    [
+        ("none", "subprocess.run(['ls'])", "[No other process can be started here: use threads]"),
+        ("none", "!ls", "[No other process can be started here: use threads]"),
+        ("none", "open('/proc/1/environ')", None),
+        ("no pools", "pool = multiprocessing.Pool(2)", "[There are no process pools and no shared memory here: use "
+         "threads, or subprocess]"),
+        ("no pools", "subprocess.run(['/etc'])", None),
+        ("all", "subprocess.run(['/etc'])", None),
+    ],
+)  # fmt: skip
+def test_a_refused_process_is_explained(rule, code, remark):
+    hints = find_hints(
+        "PermissionError: [Errno 1] Operation not permitted", code, SandboxFacts(processes=rule), met=ERROR
+    )
+    assert hints == ([remark] if remark else [])

@@ -18,7 +18,7 @@ from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
 from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Limits
-from toolgym.tools.sandbox.facts import FACTS_KEY, PACKAGES, SandboxFacts
+from toolgym.tools.sandbox.facts import FACTS_KEY, PACKAGES, ProcessRule, SandboxFacts
 from toolgym.tools.sandbox.files import ERRORS, FileInfo
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.processes import ProcessState
@@ -117,12 +117,13 @@ def read_facts(reply: HttpResponse) -> SandboxFacts:
         limits = _LIMITS.validate_python(value.get("limits"))
     except (pydantic.ValidationError, ConfigError):
         limits = None
-    network, python = value.get("network"), value.get("python")
+    network, python, processes = value.get("network"), value.get("python"), value.get("processes")
     return SandboxFacts(
         network=network if network in get_args(Network) else None,
         limits=limits,
         python=python if isinstance(python, str) and re.fullmatch(r"\d{1,3}(\.\d{1,3})*", python) else "",
         packages=tuple(name for name in PACKAGES.values() if name in (value.get("packages") or ())),
+        processes=processes if processes in get_args(ProcessRule) else None,
     )
 
 

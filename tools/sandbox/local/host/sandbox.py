@@ -22,7 +22,7 @@ from toolgym.tools.errors import (
 )
 from toolgym.tools.keywords import named_keywords
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
-from toolgym.tools.sandbox.facts import SandboxFacts, probe_python
+from toolgym.tools.sandbox.facts import ProcessRule, SandboxFacts, probe_python
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, CpuSlots, most_executions
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
@@ -74,6 +74,8 @@ class _Kind(NamedTuple):
     folders: tuple[str, ...]
     image: str = ""
 
+
+_PROCESSES: Mapping[Level, ProcessRule] = {Level.NAMESPACES: "all", Level.UID: "no pools", Level.LANDLOCK: "none"}
 
 _NO_LOOPBACK = "network='loopback' needs the level 'namespaces', and this is {!r}"
 
@@ -172,7 +174,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def facts(self) -> SandboxFacts:
-        return SandboxFacts(self._network, self.limits, *probe_python(self._python))
+        return SandboxFacts(self._network, self.limits, *probe_python(self._python), _PROCESSES[self.level])
 
     @property
     def python(self) -> str:
