@@ -270,7 +270,7 @@ def _text_of(form: Mapping[str, Any]) -> str:
         return plain
     kind = next((kind for kind in SOURCE_TYPES if isinstance(form.get(kind), str)), "")
     source = form.get(kind)
-    if kind == "text/html":
+    if kind == "text/html" and isinstance(source, str):
         source = html_text(source) or source
     return source or (plain if isinstance(plain, str) and plain else f"[shown as {', '.join(map(str, form))}]")
 
