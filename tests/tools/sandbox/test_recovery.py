@@ -9,8 +9,10 @@ import pytest_asyncio
 
 from tests.parameters import first
 from tests.tools.sandbox.conformance.sandbox_makers import LEVELS, ThroughServer, local
+from tests.tools.sandbox.plain_python import PYTHONS
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
+from toolgym.tools.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -230,3 +232,22 @@ async def test_a_server_passes_the_options_on():
             result = await session.run_cell("import os; os._exit(3)")
             assert (result.recovered, result.alive, result.return_code) == (recovered, recovered, 3)
             await session.close()
+
+
+FILL = "x = 2\nfor number in range(60): open(f'part{number}', 'wb').write(b'a' * (1 << 18)); time.sleep(0.004)"
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif("uid" not in PYTHONS, reason="needs the level uid")
+async def test_a_cell_that_fills_the_disk_costs_no_variables_once():
+    limits = Limits(disk_mb=8)
+    sandbox = LocalSandbox(level="uid", python=PYTHONS["uid"], preload=[], limits=limits)
+    async with sandbox, await sandbox.session(recover=True) as session:
+        await session.run_cell("import os, time; x = 1")
+        for _ in range(2):  # the second time, room was made before
+            cell = await session.run_cell(FILL)
+            assert (cell.status, cell.alive, cell.recovered) == (ExecutionStatus.DISK_LIMIT, True, True)
+            assert (await session.run_cell("x")).result == "1"
+            await session.run_cell("for name in os.listdir('.'): os.remove(name)\ntime.sleep(0.3)")
+        assert (await session.run_cell(FILL)).recovered
+        assert not (await session.run_cell(FILL.replace("part", "more"))).alive

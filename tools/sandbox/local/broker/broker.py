@@ -126,10 +126,10 @@ class Broker:
                 busy = {channel.child: None for channel in (*self._runs.running.values(), *self._asked)}
                 busy.update(dict.fromkeys(self._processes.busy))
                 for child, kill in self._watchdog.look(busy, self._sessions):
-                    if kill.reason is KillReason.MEMORY_LIMIT and self._recovery.stop_cells(child, kill):
+                    if self._recovery.stop_cells(child, kill):
                         continue
                     for channel in child.channels:
-                        channel.blame(kill.reason, kill.detail)
+                        channel.blame(kill.reason, kill.detail, final=True)
                     child.kill()
             active = self._runs.running or self._asked or any(self._processes.busy)
             waits.append(self._watchdog.pace(bool(active)))

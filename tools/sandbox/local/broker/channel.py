@@ -50,8 +50,11 @@ class KillReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Kill:
+    """Why to kill: `final` is whether the session may not continue from a shadow."""
+
     reason: KillReason
     detail: str = ""
+    final: bool = False
 
 
 @dataclass
@@ -140,10 +143,10 @@ class Channel:
         request, self.request, self.deadline = self.request, None, 0
         return request
 
-    def blame(self, reason: KillReason, detail: str = "") -> None:
+    def blame(self, reason: KillReason, detail: str = "", *, final: bool = False) -> None:
         """Note why the child is about to be killed, unless there is a reason already."""
         if self.killed is None:
-            self.killed = Kill(reason, detail)
+            self.killed = Kill(reason, detail, final)
 
     def stop(self, reason: KillReason, detail: str = "") -> None:
         """Kill the interpreter if a shadow can take its place, and otherwise the child."""
@@ -329,6 +332,7 @@ class Child:
         counted: when its files were counted last, which took `counting` seconds.
         weighed: when its memory was measured exactly, which took `weighing` seconds.
         shadow_mb: MiB on top of its limit for the shadow of a large interpreter.
+        disk_factor: how many times its limit of disk space and files it may use, see `Recovery.stop_cells`.
     """
 
     def __init__(self, slot: int, folder: str) -> None:
@@ -344,6 +348,7 @@ class Child:
         self.memory_mb = self.shadow_mb = 0
         self.number = 0
         self.counted = self.counting = 0.0
+        self.disk_factor = 1
         self.weighed = self.weighing = 0.0
         self.weights: dict[int, tuple[list[str], int]] = {}
 

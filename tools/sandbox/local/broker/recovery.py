@@ -29,10 +29,20 @@ SOFT_KILL = 0.5
 YOUNG = 0.25
 """Seconds after which a cell has surely begun to listen to interrupts."""
 
+DISK_FACTOR = 2
+"""How many times its limit of disk space a session may use after a cell was stopped for that, until it has made
+room."""
+
 RECOVERY = 5.0
 """Seconds that an interpreter may take to end once it is killed."""
 
-RECOVERS_FROM = (KillReason.TIMEOUT, KillReason.MEMORY_LIMIT, KillReason.OUTPUT_LIMIT, KillReason.PROTOCOL)
+RECOVERS_FROM = (
+    KillReason.TIMEOUT,
+    KillReason.MEMORY_LIMIT,
+    KillReason.DISK_LIMIT,
+    KillReason.OUTPUT_LIMIT,
+    KillReason.PROTOCOL,
+)
 """Reasons to kill an interpreter, beside its own end, after which the session continues from the shadow."""
 
 REAP_TRIES, REAP_PAUSE = 10, 0.002
@@ -106,11 +116,19 @@ class Recovery:
 
     def stop_cells(self, child: Child, kill: Kill) -> bool:
         """Kill the interpreters whose cells run, for what all of a child's processes use together, if their sessions
-        can continue from shadows. Returns whether there are any."""
+        can continue from shadows. Returns whether there are any.
+
+        The files of a cell that used too much disk space stay. So that the next cell can remove them, the session may
+        use more until then.
+        """
+        if kill.final or (kill.reason is KillReason.DISK_LIMIT and child.disk_factor > 1):
+            return False
         running = [channel for channel in child.channels if channel.shadow and channel.request is not None]
         for channel in running:
             if channel.killed is None:
                 channel.stop(kill.reason, kill.detail)
+        if running and kill.reason is KillReason.DISK_LIMIT:
+            child.disk_factor = DISK_FACTOR
         return bool(running) and all(channel.killed is not None for channel in running)
 
     def recover(self, channel: Channel, code: int | None) -> bool:
@@ -119,7 +137,7 @@ class Recovery:
         request, killed = channel.request, channel.killed
         if request is None or request["op"] != "cell" or not channel.shadow:
             return False
-        if killed is not None and killed.reason not in RECOVERS_FROM:
+        if killed is not None and (killed.final or killed.reason not in RECOVERS_FROM):
             return False
         try:
             handle = self._processes.shadow(channel)

@@ -81,7 +81,7 @@ class Watchdog:
             if thorough and self._too_much_memory(child):
                 yield child, Kill(KillReason.MEMORY_LIMIT)
             elif full:
-                yield child, Kill(KillReason.DISK_LIMIT, "the host's file system is nearly full")
+                yield child, Kill(KillReason.DISK_LIMIT, "the host's file system is nearly full", final=True)
             elif self._spec.disk is not None and self._too_much_disk(child, *self._spec.disk, alarm=alarm):
                 most, files = self._spec.disk
                 why = f"it kept more than {most >> 20} MiB or {files} files on disk"
@@ -139,6 +139,11 @@ class Watchdog:
         first_uid = self._spec.hardening.first_uid
         owner = first_uid + child.slot if first_uid else 0
         over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._spec.proc, processes, owner=owner)
+        if child.disk_factor > 1:
+            if not over:
+                child.disk_factor = 1  # a later cell has made room
+            most_bytes, most_files = most_bytes * child.disk_factor, most_files * child.disk_factor
+            over = usage.over_disk_limit(child.folder, most_bytes, most_files, self._spec.proc, processes, owner=owner)
         child.counted = time.monotonic()
         child.counting = child.counted - began
         return over
