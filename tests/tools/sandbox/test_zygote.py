@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.sandbox.conformance.sandbox_makers import LEVELS, local
 from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
 from toolgym.tools.sandbox.local.kernel import syscalls
@@ -112,6 +113,14 @@ def test_pinned_pages_are_copied_at_the_fork_as_far_as_memory_may_be_locked(fitt
     if output == "not allowed":
         pytest.skip("no io_uring is allowed here")
     assert output in outputs  # the kernel counts memory of its own too
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_calibration_succeeds(level):
+    """A fault in it would only make each fork slower."""
+    async with local(level, preload=()) as sandbox:
+        assert await sandbox.run("pass")
+        assert sandbox._templates._layers["calibrated"]
 
 
 async def test_a_template_process_without_its_zygote_is_replaced():

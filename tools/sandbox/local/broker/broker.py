@@ -103,6 +103,7 @@ class Broker:
             "terminals": hardening.terminals,
             "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
+            "calibrated": self._spec.calibrated,
             "absent": self._absent,
             "cgroup": cgroups.layers if cgroups is not None else None,
         }

@@ -83,7 +83,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         zygote.close()
         os.waitpid(zygote_pid, 0)
         absent[ready["failed"]] = ready["reason"]
-    spec = replace(spec, shared_pages=ready["resident"])
+    spec = replace(spec, shared_pages=ready["resident"], calibrated=ready["calibrated"])
     reasons = ", ".join(f"{library} ({reason})" for library, reason in absent.items())
     broker = Broker(host, spec, zygote, zygote_pid, config["warm"], reasons)
     _filter_calls(namespaces=spec.hardening.namespaces)
@@ -173,9 +173,9 @@ def _become_zygote(
     program.prepare()
     for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
         del sys.modules[name]  # before the fork: that saves each child the page copies
-    zygote.calibrate()
+    calibrated = zygote.calibrate()
     _filter_calls(namespaces=spec.hardening.namespaces)
-    ready: ZygoteReady = {"resident": resident}
+    ready: ZygoteReady = {"resident": resident, "calibrated": calibrated}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
 

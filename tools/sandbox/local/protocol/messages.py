@@ -258,7 +258,7 @@ HostMessage = RunMessage | OpenMessage | SessionMessage | CloseMessage | CancelM
 
 
 class Layers(TypedDict):
-    """Protection of the host, as far as the broker could set it up."""
+    """Protection of the host, as far as the broker could set it up, and whether forks are as cheap as they can be."""
 
     landlock: int
     seccomp: bool
@@ -266,6 +266,7 @@ class Layers(TypedDict):
     terminals: bool
     own_users: bool
     watched: bool
+    calibrated: bool
     absent: str
     cgroup: dict[str, Any] | None
 
@@ -351,9 +352,10 @@ class ProcessAnswer(SessionAnswer):
 
 @final
 class ZygoteReady(TypedDict):
-    """The zygote has its libraries loaded, and this many resident pages."""
+    """The zygote has its libraries loaded, and this many resident pages. `calibrated`: see `Zygote.calibrate`."""
 
     resident: int
+    calibrated: bool
 
 
 @final

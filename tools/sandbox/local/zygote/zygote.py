@@ -46,12 +46,6 @@ try:
 except ValueError:
     pass
 """
-_CALIBRATION = (
-    ({"op": "run", "code": _PROGRAM + "time.sleep(60)", "memory_mb": 1024},),
-    ({"op": "session", "memory_mb": 1024, "recover": False}, {"op": "cell", "code": _PROGRAM}),
-)
-"""Requests to the two children of the calibration. The program is a typical one; in the run it sleeps at its end, so
-that the pages that it has written to can be seen."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +59,7 @@ class ChildSpec:
         proc: descriptor of a /proc that shows the children; -1: none does.
         same_numbers: whether processes have the same numbers there as for the broker.
         shared_pages: resident pages of the zygote, which every child shares.
+        calibrated: whether the zygote's forks were made cheaper, see `Zygote.calibrate`.
     """
 
     hardening: Hardening
@@ -75,6 +70,7 @@ class ChildSpec:
     proc: int
     same_numbers: bool
     shared_pages: int = 0
+    calibrated: bool = False
 
     @property
     def can_fork(self) -> bool:
@@ -107,16 +103,31 @@ class Zygote:
         self._owned: list[int] | None = None if spec.can_fork else []
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
-    def calibrate(self) -> None:
+    def calibrate(self) -> bool:
         """Make forks cheaper, see `fork_pages`. Two children show which pages children write to: one runs a program,
-        and one becomes a session. If a step fails, everything works the same way, only slower."""
+        and one becomes a session.
+
+        Returns:
+            Whether that succeeded. If a step fails, everything works the same way, only slower.
+        """
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
         gc.disable()
-        with contextlib.suppress(OSError):
-            written, ranges = zip(*map(self._watch, _CALIBRATION), strict=True)
-            fork_pages.pin(set.intersection(*written) - fork_pages.collapse(ranges[-1], set.union(*written)))
+        try:
+            written, ranges = zip(*map(self._watch, self._calibration_requests()), strict=True)
+        except OSError:
+            return False
+        fork_pages.pin(set.intersection(*written) - fork_pages.collapse(ranges[-1], set.union(*written)))
+        return True
+
+    def _calibration_requests(self) -> tuple[Sequence[Mapping[str, Any]], ...]:
+        """Return the requests to the two children of the calibration. The program is a typical one. In the run it
+        sleeps at its end, so that the pages that it has written to can be seen."""
+        # The pages that a session shares with its shadow would look as if it had not written to them.
+        session = {"op": "session", "recover": False, "siblings": self._spec.hardening.namespaces, "memory_mb": 1024}
+        run = {"op": "run", "code": f"{_PROGRAM}time.sleep(60)", "memory_mb": 1024}
+        return (run,), (session, {"op": "cell", "code": _PROGRAM})
 
     def _watch(self, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests. Returns the pages that it or this process has written to, and the ranges
