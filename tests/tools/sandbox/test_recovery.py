@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import pytest_asyncio
@@ -31,6 +32,24 @@ for pid in range(2, 200):
         except OSError:
             pass
 os._exit(3)
+"""
+SHADOWS = """
+import os
+children = open(f'/proc/self/task/{os.getpid()}/children').read().split()
+[int(number) for number in children if os.path.exists(f'/proc/{number}/stat')]
+"""
+KILL_SHADOW = r"""
+import os, subprocess
+program = '''
+while ! [ -e killed ]
+do
+    sleep 0.01
+    for number in $(seq 2 99)
+    do [ $number = $$ ] || [ $number = $0 ] || ! kill -9 $number || touch killed
+    done
+done
+'''
+killer = subprocess.Popen(['sh', '-c', program, str(os.getpid())], stderr=subprocess.DEVNULL)
 """
 SERVER = """
 import subprocess
@@ -200,6 +219,48 @@ async def test_a_shadow_is_not_waited_for(sandbox):
     cell = "import os\ntry: os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError: print('no child')"
     async with await sandbox.session(recover=True) as session:
         assert (await session.run_cell(cell)).stdout == "no child\n"
+
+
+@pytest.mark.parametrize("pause", [0, 0.1])
+async def test_a_shadow_holds_no_end_of_a_pipe(session, pause):
+    await session.run_cell("import subprocess; cat = subprocess.Popen(['cat'], stdin=subprocess.PIPE)")
+    await asyncio.sleep(pause)
+    assert (await session.run_cell("cat.stdin.close(); cat.wait()", timeout=5)).result == "0"
+
+
+async def test_pipes_and_sockets_of_earlier_cells_are_closed_after_a_recovery(session):
+    await session.run_cell("import asyncio, os, socket\nawait asyncio.sleep(0)\nread, write = os.pipe()")
+    await session.run_cell("ours, theirs = socket.socketpair(); ours.settimeout(5)\nread, write, ours.fileno()")
+    assert (await session.run_cell("os._exit(1)")).recovered
+    assert (await session.run_cell("os.read(read, 1), ours.recv(1), open('new', 'w').fileno()")).result.startswith(
+        "(b'', b'', "
+    )
+    assert (await session.run_cell("os.write(write, b'x')")).error.name == "BrokenPipeError"
+    assert (await session.run_cell("await asyncio.sleep(0.001, 'awaited')")).result == "'awaited'"
+
+
+@first("before", ["pass", THREAD, "import signal; signal.signal(signal.SIGUSR1, print)", "1 +"], short=2)
+async def test_a_shadow_is_made_between_cells(sandbox, before):
+    """It is made during the cell where threads or handlers of signals may change variables between two cells."""
+    runs_between = before == THREAD or "signal" in before
+    async with await sandbox.session(recover=True) as session:
+        for pause in (0.1, 0.3, 1, 3):  # on a busy machine it takes longer
+            await session.run_cell(before)
+            await asyncio.sleep(pause)
+            later = int((await session.exec("echo $$")).stdout)
+            numbers = json.loads((await session.run_cell(SHADOWS)).result)
+            if runs_between or max(numbers) < later:
+                break
+        assert (max(numbers) > later) is runs_between
+
+
+async def test_a_shadow_that_was_killed_between_cells_is_made_again(sandbox):
+    async with await sandbox.session(recover=True) as session:
+        await session.run_cell(f"kept = 1\n{KILL_SHADOW}")
+        while not await session.exists("killed"):
+            await asyncio.sleep(0.01)
+        assert (await session.run_cell("import os; os._exit(1)")).recovered
+        assert (await session.run_cell("kept")).result == "1"
 
 
 async def test_threads_pause_while_nothing_runs(sandbox):

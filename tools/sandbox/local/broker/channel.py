@@ -65,7 +65,7 @@ class CopyState:
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
-        beside: how many other interpreters, and helpers, its limit of processes allows for.
+        beside: how many other interpreters, and helpers, its limit of processes allows for; -1: unknown.
         helped: whether the interpreter has a helper that forks it, see `sibling_fork`.
         waiting: requests for further forks, each of which begins when the session has done its part in the last one.
     """
@@ -166,6 +166,7 @@ class Channel:
         self.killed = None
         self.shadow = self.shadow_mb = 0
         self.has_threads = self.paused = False
+        self.copying.beside = -1  # the shadow may be older than the limit
 
     def pause(self) -> None:
         """Stop the interpreter and its threads until its next request."""

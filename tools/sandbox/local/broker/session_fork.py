@@ -68,7 +68,7 @@ class Forks:
         beside = forks + len(others) + sum(map(self._processes.launchers, others)) + shadows + helpers
         if beside == channel.copying.beside:
             return
-        if beside > channel.copying.beside:
+        if beside > channel.copying.beside >= 0:
             self._processes.retire_launcher(channel)
         channel.copying.beside = beside
         most = self._hardening.processes + beside

@@ -96,6 +96,9 @@ class Notebook:
         The kernel's list of watched descriptors would be shared with the origin, and the executor's threads do not
         exist here."""
         self._display.use_output()
+        self._renew_loop()
+
+    def _renew_loop(self) -> None:
         loop: Any = self._loop
         if loop is None or loop.is_closed() or not hasattr(loop, "_selector"):
             return
@@ -113,11 +116,10 @@ class Notebook:
         loop._default_executor = None
 
     def be_shadow(self) -> None:
-        """In the shadow of a session, once it is the interpreter: the threads of the event loop do not exist here. The
-        cell that was lost counts."""
+        """In the shadow of a session, once it is the interpreter: renew the event loop, whose threads and pipes do not
+        exist here. The cell that was lost counts."""
         self._count += 1
-        if self._loop is not None:
-            self._loop._default_executor = None
+        self._renew_loop()
 
     def _execute(self, code: str, name: str) -> str | None:
         tree, code = _parse(code, name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import os
 import select
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,10 +28,12 @@ from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 MAX_REASON = 1000
 
 SHADOW_STAYS_MS = 20
-"""Milliseconds that a shadow outlives a cell which ended well."""
+"""Milliseconds that a shadow outlives a cell which ended well. Then the next shadow is made, if no request has come."""
 
 # Programs can replace them.
 _own_id, _exit, _count_threads, _poll = os.getpid, os._exit, _thread._count, select.poll
+_get_handler, _DEFAULT_HANDLER = _signal.getsignal, _signal.default_int_handler
+_SIGNALS = sorted(map(int, _signal.valid_signals()))
 
 
 def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int) -> NoReturn:
@@ -53,7 +57,7 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...], thread_id: int)
 
 
 class Repl:
-    """The loop of a session. Before each cell it forks a shadow, if it has `shadows`."""
+    """The loop of a session. Each cell has a shadow, if the session has `shadows`."""
 
     def __init__(
         self, writable: tuple[str, ...], shadows: shadow.Shadows | None, forker: Forker, *, in_image: bool
@@ -62,6 +66,7 @@ class Repl:
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._pid = os.getpid()
         self._forks: list[int] = []
+        self._prepares_shadow = shadows is not None
         self._home, self._environment = os.getcwd(), dict(os.environ)
         files = session_files.FileOperations(self._home)
         self._operations: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
@@ -74,12 +79,14 @@ class Repl:
     def run(self) -> NoReturn:
         while True:
             program.ignore_interrupts()
+            if self._shadows is not None and self._renew_shadow(self._shadows):
+                continue
             request = frames.receive(harden.CONTROL_FD)
             if request is None:
                 os._exit(0)
             self._reap_forks()
             if request["op"] in ("cell", "launch"):
-                self.forker.part_from_copies()
+                self._part_from_copies()
             if request["op"] == "cell" and self._shadows is not None and self._continues_as_shadow(self._shadows):
                 continue
             try:
@@ -97,25 +104,62 @@ class Repl:
                 frames.send_all(harden.CONTROL_FD, frames.encode({"threads": True}))
             packs = request["op"] not in ("fork", "launch")
             frames.send_all(harden.CONTROL_FD, frames.encode_answer(_pack(answer)) if packs else frames.encode(answer))
-            if self._shadows is not None and self._shadows.any:
-                # The broker may not accept the answer, and end the interpreter: then the shadow is needed yet.
-                _await_request()
-                self._shadows.end()
+
+    def _renew_shadow(self, shadows: shadow.Shadows) -> bool:
+        """End the shadow of the last cell, and make the next cell's, unless a request comes first.
+
+        Returns:
+            Whether this is the shadow, whose interpreter has ended.
+        """
+        if shadows.current and not shadows.is_used:
+            return False
+        prepares = self._prepares_shadow and not _runs_between_cells()
+        if not shadows.current and not prepares:
+            return False
+        # The broker may not accept the last answer, and end the interpreter. Then its shadow is still needed.
+        has_request = _await_request(SHADOW_STAYS_MS)
+        shadows.end()
+        if has_request or not prepares:
+            return False
+        shadows.await_end()
+        return self._fork_shadow(shadows)
 
     def _continues_as_shadow(self, shadows: shadow.Shadows) -> bool:
-        """Fork a shadow. Returns False in the interpreter, at once, and True in the shadow, when the cell has ended the
-        interpreter: the shadow is the interpreter then."""
+        """Have a shadow for the next cell.
+
+        Returns:
+            False in the interpreter, and True in the shadow when the cell has ended the interpreter.
+        """
+        self._prepares_shadow = True
+        if not shadows.can_take_over():
+            shadows.end()
+            if self._fork_shadow(shadows):
+                return True
+        if shadows.current:
+            shadows.is_used = True
+            frames.send_all(harden.CONTROL_FD, frames.encode({"shadow": shadows.current, "mb": shadows.size_mb}))
+        return False
+
+    def _fork_shadow(self, shadows: shadow.Shadows) -> bool:
+        """Fork a shadow, if there is room for it. Returns True in the shadow, once it is the interpreter."""
         try:
-            pid = shadows.start()
+            if shadows.start():
+                return False
         except OSError:
             return False
-        if pid:
-            frames.send_all(harden.CONTROL_FD, frames.encode({"shadow": pid, "mb": shadows.size_mb}))
-            return False
+        if _await_request() and not _peek():
+            _exit(0)  # the session is closed
         self._pid, self._forks = _own_id(), []  # the others were the children of the interpreter
         self.forker.be_shadow()
         self._notebook.be_shadow()
         return True
+
+    def _part_from_copies(self) -> None:
+        """Part this interpreter, and the shadow to be, from the copies that it forked itself."""
+        if self.forker.is_near_copies:
+            if self._shadows is not None:
+                self._shadows.end()
+            self.forker.part_from_copies()
 
     def _launch(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
@@ -141,6 +185,9 @@ class Repl:
                 fork_renewal.become_copy(outputs, self._writable, image=self._in_image)
                 self._notebook.be_copy()
                 self._pid, self._forks = os.getpid(), []
+                if self._shadows is not None:
+                    self._shadows.be_copy()
+                    self._prepares_shadow = False  # a checkpoint never runs a cell
             except BaseException as error:  # noqa: BLE001  a copy that is not complete must not go on
                 with contextlib.suppress(BaseException):
                     frames.send_all(harden.CONTROL_FD, frames.encode({"failed": _describe(error)}))
@@ -171,7 +218,7 @@ class Forker:
     def __init__(self, thread_id: int, *, with_helper: bool) -> None:
         self._thread_id, self._with_helper = thread_id, with_helper and sibling_fork.supported()
         self._helper = self._start_helper()
-        self._by_helper = self._near_copies = False
+        self._by_helper = self.is_near_copies = False
 
     @property
     def has_helper(self) -> bool:
@@ -183,7 +230,7 @@ class Forker:
         if self._helper is not None and self._by_helper:
             return self._helper.fork()
         pid = os.fork()
-        self._near_copies = pid != 0
+        self.is_near_copies = pid != 0
         return pid
 
     def be_copy(self) -> None:
@@ -194,7 +241,7 @@ class Forker:
         if self._helper is not None and self._by_helper:
             self._helper.check()
         else:
-            self._near_copies = False
+            self.is_near_copies = False
             self._helper = self._start_helper()  # leaves the origin's domain
             if self._helper is None:
                 fork_renewal.separate()
@@ -205,10 +252,9 @@ class Forker:
 
     def part_from_copies(self) -> None:
         """Part this interpreter from the copies that it forked itself, before code runs in it."""
-        if self._near_copies:
-            with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
-                fork_renewal.separate()
-            self._near_copies = False
+        with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
+            fork_renewal.separate()
+        self.is_near_copies = False
 
     def reap(self) -> None:
         if self._helper is not None:
@@ -241,12 +287,28 @@ def _fork_with_ends(count: int, fork: Callable[[], int]) -> tuple[int, list[int]
     return pid, ends
 
 
-def _await_request() -> None:
-    """Wait until there is a request, but not for long."""
+def _await_request(milliseconds: int | None = None) -> bool:
+    """Wait until there is a request, or the session is closed. Returns whether that was in time."""
     poll = _poll()
     poll.register(harden.CONTROL_FD, select.POLLIN)
     with contextlib.suppress(OSError):
-        poll.poll(SHADOW_STAYS_MS)
+        return bool(poll.poll(milliseconds))
+    return False
+
+
+def _peek() -> bytes:
+    """Return the first byte of the next request, or nothing if the session is closed."""
+    with socket.socket(fileno=os.dup(harden.CONTROL_FD)) as control:
+        try:
+            return control.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return b""
+
+
+def _runs_between_cells() -> bool:
+    """Return whether code of earlier cells may change variables between two cells, in a thread or a signal handler."""
+    handlers = map(_get_handler, _SIGNALS)
+    return bool(_count_threads()) or any(callable(handler) and handler != _DEFAULT_HANDLER for handler in handlers)
 
 
 def _describe(error: BaseException) -> str:
