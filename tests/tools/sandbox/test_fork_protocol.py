@@ -10,6 +10,8 @@ import contextlib
 import mmap
 import os
 import random
+import select
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from tests.tools.sandbox.witness import FORKS, TELL, allow_few_forks, beside_a_w
 from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.broker import usage
+from toolgym.tools.sandbox.local.broker.channel import Channel, Child, EndingCopy
 from toolgym.tools.sandbox.local.child import fork_renewal
 from toolgym.tools.sandbox.local.kernel import landlock, sibling_fork
 
@@ -379,3 +383,38 @@ os.read(r, 9)
                 await origin.fork()
         assert (await kept.run_cell("1 + 1")).result == "2"
         assert (await origin.run_cell("1 + 1")).result == "2"
+
+
+def test_a_dropped_copy_counts_until_its_origin_has_reaped_it():
+    child = Child(0, "")
+    origin, other = (object.__new__(Channel) for _ in range(2))
+    child.channels += [origin, other]
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    handle = os.pidfd_open(pid)
+    child.ending.append(EndingCopy(origin, handle, 0.0))
+    counts = [child.count_ending(origin), child.count_ending(other)]
+    os.kill(pid, signal.SIGKILL)
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    assert ended.poll(10_000)
+    counts += [child.count_ending(other), child.count_ending(origin)]
+    os.waitpid(pid, 0)
+    assert counts == [1, 1, 1, 0]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
+def test_a_list_of_the_kernel_that_comes_in_pieces_is_read_to_its_end():
+    """The kernel fills a page at most at a time, with whole lines: pieces are shorter than a page."""
+    rooms = [mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ << at % 2) for at in range(200)]
+    with open("/proc/self/maps") as file:
+        mappings = file.read().count("\n")
+    proc = os.open("/proc", os.O_RDONLY)
+    try:
+        assert abs(usage._read(proc, "self/maps").count("\n") - mappings) < 20
+    finally:
+        os.close(proc)
+    for room in rooms:
+        room.close()

@@ -74,6 +74,15 @@ async def test_a_checkpoint_before_each_turn(branching, turns):
         assert session.checkpoints == ("before",)
 
 
+@pytest.mark.long
+async def test_closed_forks_leave_their_room_to_the_next_ones(branching):
+    """More in each round than processes that a session may have, and no pause between two rounds."""
+    async with await branching.session() as session:
+        await session.checkpoint("before")
+        for name in ("before", None, "before"):
+            await close(await session.fork(name, n=LIMITS.processes * 2))
+
+
 async def fork_when_there_is_room(session, name, n):
     """Forks that were closed are killed; the kernel counts them until they are gone, a moment later."""
     async with asyncio.timeout(60):

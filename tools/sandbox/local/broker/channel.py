@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import select
 import signal
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from toolgym.tools.sandbox.local.broker.reactor import Reactor, SendBuffer
 from toolgym.tools.sandbox.local.protocol import frames
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 READ_SIZE = 64 * 1024
 
 _TO_THREAD = 1  # PIDFD_SIGNAL_THREAD
+
+HELPER_ENDS = 0.5
+"""Seconds after which the helper of a copy that was dropped has ended, if the copy has."""
 
 READS_PER_TURN = 32
 """Reads of one child's output before other children have their turn."""
@@ -64,6 +68,7 @@ class CopyState:
     Attributes:
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, if that is a copy; -1: it is the child itself.
+        origin: the session that a copy was forked from; None if it is not a copy.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
         beside: how many other interpreters, and helpers, its limit of processes allows for; -1: unknown.
         helped: whether the interpreter has a helper that forks it, see `sibling_fork`.
@@ -74,6 +79,7 @@ class CopyState:
     waiting: list[dict[str, Any]] = field(default_factory=list)
     pending_ends: list[int] = field(default_factory=list)
     handle: int = -1
+    origin: Channel | None = None
     namespace: int = -1
     beside: int = 0
     helped: bool = False
@@ -292,6 +298,10 @@ class Channel:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
         self._reactor.unwatch(self.copying.handle)
+        if self.copying.handle >= 0 and not self.child.ended:
+            self.child.ending.append(EndingCopy(self.copying.origin, self.copying.handle, time.monotonic()))
+            self.copying.handle = -1
+        self.copying.origin = None
         for fd in (self.copying.handle, self.folder, self.copying.namespace):
             if fd >= 0:
                 os.close(fd)
@@ -320,6 +330,14 @@ def receive(control: socket.socket) -> bytes | None:
     return data
 
 
+class EndingCopy(NamedTuple):
+    """A copy of a session that was dropped, and may not have ended yet. `dropped` is a time of the monotonic clock."""
+
+    origin: Channel | None
+    handle: int
+    dropped: float
+
+
 class Child:
     """A forked process and all that lives in its namespaces.
 
@@ -334,6 +352,7 @@ class Child:
         weighed: when its memory was measured exactly, which took `weighing` seconds.
         shadow_mb: MiB on top of its limit for the shadow of a large interpreter.
         disk_factor: how many times its limit of disk space and files it may use, see `Recovery.stop_cells`.
+        ending: dropped copies, which may count as processes for some time.
     """
 
     def __init__(self, slot: int, folder: str) -> None:
@@ -352,6 +371,37 @@ class Child:
         self.disk_factor = 1
         self.weighed = self.weighing = 0.0
         self.weights: dict[int, tuple[list[str], int]] = {}
+        self.ending: list[EndingCopy] = []
+
+    def count_ending(self, channel: Channel) -> int:
+        """Return how many dropped copies may still count as processes when a session begins its next request.
+
+        A copy that has ended counts until its origin's next request, with which the origin reaps it. Its helper ends a
+        little later.
+        """
+        if not self.ending:
+            return 0
+        poll = select.poll()
+        for copy in self.ending:
+            poll.register(copy.handle, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(0)}
+        settled = time.monotonic() - HELPER_ENDS
+        ending = []
+        for copy in self.ending:
+            is_reaped = copy.origin is channel or copy.origin not in self.channels
+            if copy.handle in ended and is_reaped and copy.dropped < settled:
+                os.close(copy.handle)
+            else:
+                ending.append(copy)
+        self.ending = ending
+        return len(ending)
+
+    def close_handles(self) -> None:
+        """Close the handles of a child that has ended."""
+        for fd in (self.pidfd, self.init_fd, *(copy.handle for copy in self.ending)):
+            if fd >= 0:
+                os.close(fd)
+        self.ending.clear()
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""

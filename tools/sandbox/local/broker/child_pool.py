@@ -125,9 +125,7 @@ class ChildPool:
             self.warm.remove(child)
         if not self._namespaces:
             folders.remove(child.folder)
-        for fd in (child.pidfd, child.init_fd):
-            if fd >= 0:
-                os.close(fd)
+        child.close_handles()
         child.first = None  # breaks a cycle with its channel: this process has no garbage collection
         self._children.discard(child)
         self._free_slots.append(child.slot)

@@ -64,8 +64,10 @@ class Forks:
         others = [other for other in child.channels if other is not channel]
         # A shadow that has ended counts until its interpreter begins the next cell.
         shadows = channel.recovers + sum(other.recovers and other.cell_began > 0 for other in others)
-        helpers = (forks + len(child.channels)) * channel.copying.helped
-        beside = forks + len(others) + sum(map(self._processes.launchers, others)) + shadows + helpers
+        ending = child.count_ending(channel)
+        shadows += ending * channel.recovers
+        helpers = (forks + len(child.channels) + ending) * channel.copying.helped
+        beside = forks + len(others) + ending + sum(map(self._processes.launchers, others)) + shadows + helpers
         if beside == channel.copying.beside:
             return
         if beside > channel.copying.beside >= 0:
@@ -150,6 +152,7 @@ class Forks:
         copy.session = fork.request["into"]
         copy.untrusted = True  # it holds all that its origin ran
         copy.copying.fork, copy.copying.beside = fork, origin.copying.beside
+        copy.copying.origin = origin
         copy.recovers, copy.pauses = origin.recovers, origin.pauses
         copy.copying.helped = origin.copying.helped
         fork.copy = copy

@@ -193,10 +193,8 @@ def _read(proc: int, name: str) -> str:
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
         parts = []
-        while part := os.read(fd, 65536):
+        while part := os.read(fd, 65536):  # a long list comes in pieces, each of which may be shorter than a page
             parts.append(part)
-            if len(part) < 4096:
-                break
         return b"".join(parts).decode("ascii", "replace")
     finally:
         os.close(fd)
