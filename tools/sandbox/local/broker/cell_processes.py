@@ -86,7 +86,7 @@ class CellProcesses:
         ProcessLookupError if there is no such orphan in the session, whatever the claim was."""
         child = channel.child
         if self._namespaces:
-            return usage.child_handle(self._proc, self._number(child.init), channel.shadow)
+            return usage.child_handle(self._proc, [self._number(child.init)], channel.shadow)
         handle = os.pidfd_open(channel.shadow)
         about = usage.status(self._proc, usage.number(self._proc, handle))
         if users.owner(channel.shadow) == self._first_uid + child.slot and int(about["PPid"]) == os.getpid():

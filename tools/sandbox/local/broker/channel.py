@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from toolgym.tools.sandbox.local.broker import usage
 from toolgym.tools.sandbox.local.broker.reactor import Reactor, SendBuffer
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.capture import Capture
@@ -72,6 +73,7 @@ class CopyState:
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
         beside: how many other interpreters, and helpers, its limit of processes allows for; -1: unknown.
         helped: whether the interpreter has a helper that forks it, see `sibling_fork`.
+        numbers: the last known numbers of both.
         waiting: requests for further forks, each of which begins when the session has done its part in the last one.
     """
 
@@ -83,6 +85,7 @@ class CopyState:
     namespace: int = -1
     beside: int = 0
     helped: bool = False
+    numbers: usage.Numbers = field(default_factory=usage.Numbers)
 
 
 class Channel:

@@ -77,13 +77,10 @@ class Forks:
         with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
             if self._spec.cgroups is not None:
                 self._spec.cgroups.allow(child.slot, most)
-            pid = usage.number_here(self._spec.proc, channel.pidfd) if self._spec.proc >= 0 else 0
-            if pid:
-                _allow_processes(pid, most)
-            if pid and channel.copying.helped:  # its copies get the helper's limit
-                helper = usage.helper(self._spec.proc, usage.number(self._spec.proc, channel.pidfd))
-                if helper:
-                    _allow_processes(usage.number_for_broker(self._spec.proc, helper), most)
+            numbers = self._numbers(channel)
+            for pid in (numbers.interpreter_here, numbers.helper_here):  # copies get the helper's limit
+                if pid:
+                    _allow_processes(pid, most)
 
     def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
         ends_are_open = bool(channel.copying.pending_ends)
@@ -139,9 +136,10 @@ class Forks:
         if fork.failure is not None:
             origin.close_pending_ends()  # then the copy ends
             return
-        here = usage.number(self._spec.proc, origin.pidfd)
+        numbers = self._numbers(origin)
         try:
-            handle = usage.child_handle(self._spec.proc, here, claimed_pid)
+            parents = (numbers.helper, numbers.interpreter)
+            handle = usage.child_handle(self._spec.proc, parents, claimed_pid)
         except (ProcessLookupError, FileNotFoundError):
             origin.close_pending_ends()
             self._fail(fork, "error", "no copy came of it")
@@ -171,6 +169,12 @@ class Forks:
         except OSError as error:
             if not isinstance(error, ConnectionError) and not _has_ended(handle):  # else its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")
+
+    def _numbers(self, channel: Channel) -> usage.Numbers:
+        copying = channel.copying
+        if self._spec.proc >= 0:
+            copying.numbers = usage.numbers(self._spec.proc, channel.pidfd, copying.numbers, helped=copying.helped)
+        return copying.numbers
 
     def _fail(self, fork: Fork, status: Status, detail: str) -> None:
         """Note the first failure, and end the copy if there is one."""

@@ -12,6 +12,7 @@ import resource
 import signal
 import stat
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 
@@ -51,23 +52,53 @@ def number(proc: int, pidfd: int) -> int:
     return max(0, int(text.partition("Pid:")[2].split()[0]))
 
 
-def number_here(proc: int, pidfd: int) -> int:
-    """The broker's number of the process behind a handle, which has another pid namespace; 0: it is gone."""
-    words = _read(proc, f"self/fdinfo/{pidfd}").partition("NSpid:")[2].split()
-    return int(words[-2]) if len(words) > 1 else 0
+class Numbers(NamedTuple):
+    """Numbers of an interpreter and of its helper in a /proc, and `here`, in the broker's pid namespace.
+
+    A number is 0 if there is no such process.
+    """
+
+    interpreter: int = 0
+    interpreter_here: int = 0
+    helper: int = 0
+    helper_here: int = 0
 
 
-def child_handle(proc: int, parent: int, claimed: int) -> int:
-    """A handle of a copy that a process has by the number that it claims, in its own pid namespace; the claim may be a
-    lie. The copy is its child, or a child of its helper. `parent` is the process's number in `proc`.
-    Raises `ProcessLookupError` if there is no such copy."""
-    for above in filter(None, (helper(proc, parent), parent)):
+def numbers(proc: int, pidfd: int, last: Numbers, *, helped: bool) -> Numbers:
+    """Return the numbers of the interpreter behind a handle, and of its helper if it is `helped`.
+
+    `last` is the previous answer, which saves the search for the helper as long as that lives.
+    """
+    try:
+        about = _read(proc, f"self/fdinfo/{pidfd}")
+    except OSError:
+        return Numbers()
+    interpreter = max(0, int(about.partition("Pid:")[2].split()[0]))
+    if interpreter == 0:
+        return Numbers()
+    inside = about.partition("NSpid:")[2].split()
+    here = int(inside[-2]) if len(inside) > 1 else 0  # there is one number where it has no pid namespace of its own
+    if not helped:
+        return Numbers(interpreter, here)
+    if (interpreter, here) == last[:2] and last.helper_here and syscalls.share_memory(last.helper_here, here):
+        return last
+    child = helper(proc, interpreter)
+    return Numbers(interpreter, here, child, _numbers(proc, child)[0] if child else 0)
+
+
+def child_handle(proc: int, parents: Iterable[int], claimed: int) -> int:
+    """Open a handle of a child by its number in its own pid namespace, which a program claims and may have made up.
+
+    `parents` are numbers in `proc` of the processes whose child it can be; 0 is left out.
+    Raises `ProcessLookupError` if there is no such child.
+    """
+    for above in filter(None, parents):
         for child in reversed(children(proc, above)):  # it is nearly always the last one
             here, inside = _numbers(proc, child)
             if here and inside == claimed:
                 handle = os.pidfd_open(here)
                 # The number may have gone to another process: the handle must be of the child that was seen.
-                if number(proc, handle) == child and child in children(proc, above):
+                if number(proc, handle) == child and int(stat_words(proc, child)[1]) == above:
                     return handle
                 os.close(handle)
     raise ProcessLookupError(f"no child {claimed}")
@@ -92,11 +123,6 @@ def without_helpers(proc: int, pids: Iterable[int]) -> list[int]:
 def _shares(proc: int, pid: int, parent: int) -> bool:
     here, above = _numbers(proc, pid)[0], _numbers(proc, parent)[0] if parent else 0
     return bool(here and above) and syscalls.share_memory(here, above)
-
-
-def number_for_broker(proc: int, pid: int) -> int:
-    """The number in the broker's pid namespace of a process that has this one in `proc`; 0: it is gone."""
-    return _numbers(proc, pid)[0]
 
 
 def _numbers(proc: int, pid: int) -> tuple[int, int]:
