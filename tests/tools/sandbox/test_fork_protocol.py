@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import FORKS, TELL, allow_few_forks, beside_a_witness, gone, marking
+from tests.parameters import first
+from tests.tools.sandbox.witness import FORKS, TELL, allow_few_forks, before_templates, beside_a_witness, gone, marking
 from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
@@ -197,6 +198,37 @@ async def test_idle_forks_do_not_count_as_processes_and_the_limit_is_named():
         await origin.run_cell("import time; time.sleep(1)")
         assert (await origin.run_cell(START)).result == "7", "no more than before the forks"
         await origin.run_cell(START.replace("for kid", "while kids and not kids: pass\nfor kid in (): pass\nfor gone"))
+
+
+async def test_forks_that_wait_are_refused_once_memory_has_no_room(monkeypatch):
+    """The first one is made, and the others wait for that."""
+    code = "from toolgym.tools.sandbox.local.broker import watchdog\n"
+    code += "watchdog.Watchdog.has_room = lambda *_, room=iter([True]): next(room, False)\n"
+    before_templates(monkeypatch, code)
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        template = sandbox.template_ids
+        with pytest.raises(SandboxBusyError, match="memory_mb"):
+            await asyncio.wait_for(origin.fork(n=6), 20)
+        assert (await origin.run_cell("1")).result == "1"
+        assert sandbox.template_ids == template
+
+
+@first("free", (24, 0), short=1)
+async def test_forks_that_need_more_open_files_than_allowed_are_refused(monkeypatch, free):
+    """Without a check before the fork (`free` is 0), it fails at some step, and the session goes on."""
+    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+    code += f"from toolgym.tools.sandbox.local.broker import session_fork\nsession_fork.FREE_DESCRIPTORS = {free}\n"
+    before_templates(monkeypatch, code)
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        template = sandbox.template_ids
+        await origin.run_cell("x = 1")
+        with pytest.raises(
+            SandboxError, match="may have 128 open files" if free else "Too many open files|descriptors"
+        ):
+            await asyncio.wait_for(origin.fork(n=24), 60)
+        (fork,) = await origin.fork(n=1)
+        assert [(await session.run_cell("x")).result for session in (origin, fork)] == ["1", "1"]
+        assert sandbox.template_ids == template
 
 
 async def test_a_limit_of_processes_that_a_fork_meets_is_named(monkeypatch):

@@ -54,10 +54,16 @@ async def gone(mark):
 
 def allow_few_forks(monkeypatch, most):
     """Template processes that start from now on let a session have this many live forks, beside its processes."""
+    before_templates(
+        monkeypatch, f"from toolgym.tools.sandbox.local.kernel import harden\nharden.MOST_FORKS = {most}\n"
+    )
+
+
+def before_templates(monkeypatch, code):
+    """Template processes that start from now on run this code first."""
     line = "from toolgym.tools.sandbox.local.broker import startup"
-    fewer = f"from toolgym.tools.sandbox.local.kernel import harden\nharden.MOST_FORKS = {most}\n"
     assert line in template_process._BOOT
-    monkeypatch.setattr(template_process, "_BOOT", template_process._BOOT.replace(line, fewer + line))
+    monkeypatch.setattr(template_process, "_BOOT", template_process._BOOT.replace(line, code + line))
 
 
 @contextlib.asynccontextmanager

@@ -204,6 +204,11 @@ class Channel:
         """Send descriptors, with one byte, to an end that waits for nothing else."""
         socket.send_fds(self.control, [b"."], fds)
 
+    def send_no_descriptors(self) -> None:
+        """Tell an end that waits for descriptors that there are none."""
+        with contextlib.suppress(OSError):  # it is gone
+            self.control.send(b".")
+
     def open_pending_ends(self) -> None:
         """Make a socket and two pipes for the copy to be, and send the session its ends of them. A program that shared
         the broker's ends could make reads from them block, and the broker with them."""

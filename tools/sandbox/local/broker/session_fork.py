@@ -8,6 +8,7 @@ failure in between counts as the program's, and not as the sandbox's.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -30,6 +31,10 @@ MAX_REASON = 1000
 """Characters of a child's own words about what went wrong."""
 
 
+FREE_DESCRIPTORS = 24
+"""Descriptors that must be free before a fork begins. It takes five for good, and up to ten while it is made."""
+
+
 class Forks:
     """Carries out forks. `adopt` takes over a copy's channel, whose request is the fork's, and `drop` ends a copy."""
 
@@ -50,10 +55,15 @@ class Forks:
             self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._hardening.proc)
 
     def refuses(self, channel: Channel, request: Mapping[str, Any]) -> bool:
-        """Whether a session has too little memory left for a fork. Then the request is answered."""
-        if self._watchdog.has_room(channel.child):
+        """Return whether there is too little memory or too few descriptors for a fork. Then the request is answered."""
+        if not self._watchdog.has_room(channel.child):
+            why = f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
+        elif not _has_descriptors():
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            why = f"its process on the host may have {most} open files, and each fork takes 5 of them; raise the hard "
+            why += "limit before you start (`ulimit -Hn`)"
+        else:
             return False
-        why = f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
         self._host.refuse(request, why, busy=True)
         return True
 
@@ -87,7 +97,12 @@ class Forks:
         if channel is fork.copy:
             self._on_copy_note(fork, channel, note)
         elif "ends" in note and fork.copy is None and not ends_are_open:
-            channel.open_pending_ends()
+            try:
+                channel.open_pending_ends()
+            except OSError as error:
+                channel.close_pending_ends()
+                self._fail(fork, "error", f"no descriptors for the copy: {error.strerror}")
+                channel.send_no_descriptors()
         elif "forked" in note and fork.copy is None and ends_are_open:
             self._part(fork, int(note["forked"]))
         elif "done" in note or "failed" in note:
@@ -101,7 +116,7 @@ class Forks:
             elif fork.copy is None:
                 self._fail(fork, "error", "no copy came of it")
             self._finish(fork)
-            if channel.copying.waiting:
+            while channel.copying.waiting and channel.copying.fork is None:  # one that is refused begins no fork
                 self._host.handle(channel.copying.waiting.pop(0))
         else:
             raise ValueError("a note that belongs to no fork")
@@ -140,9 +155,10 @@ class Forks:
         try:
             parents = (numbers.helper, numbers.interpreter)
             handle = usage.child_handle(self._spec.proc, parents, claimed_pid)
-        except (ProcessLookupError, FileNotFoundError):
+        except OSError as error:
             origin.close_pending_ends()
-            self._fail(fork, "error", "no copy came of it")
+            is_gone = isinstance(error, (ProcessLookupError, FileNotFoundError))
+            self._fail(fork, "error", "no copy came of it" if is_gone else f"the copy was not found: {error.strerror}")
             return
         control, out, err = origin.copying.pending_ends
         origin.copying.pending_ends = []
@@ -193,6 +209,20 @@ class Forks:
         status, detail = fork.failure or ("ok", "")
         answer: SessionAnswer = {"status": status, "alive": alive, "message": detail}
         self._host.answer(fork.request, answer)
+
+
+def _has_descriptors() -> bool:
+    """Return whether this process may open as many files as a fork needs, and as other forks under way do."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FREE_DESCRIPTORS:
+            opened.append(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 0))
+    except OSError:
+        return False
+    finally:
+        for fd in opened:
+            os.close(fd)
+    return True
 
 
 def _allow_processes(pid: int, most: int) -> None:
