@@ -219,9 +219,8 @@ class _Analyzer:
         words: dict[str, set[str]] = {}
         compared, together = compared_words(self.template), words_together(self.template)
         for kind, plan in ((kind, plans[kind]) for kind in _LOOKING_BACK if kind in plans):
-            for group in ((word,) for word in compared):
-                self._add_switch_words(words, group, kind, plan)
-            for group in (*together, compared):
+            groups: list[tuple[str, ...]] = [*((word,) for word in compared), *together, compared]
+            for group in groups:
                 self._add_switch_words(words, group, kind, plan)
         return {role: frozenset(texts) for role, texts in words.items()}
 

@@ -36,6 +36,10 @@ INTERRUPT_PAUSES = (0.3, 0.25)
 """Seconds after each interrupt of a program at its deadline. After the last pause, all that the program has started is
 killed."""
 
+PIPE_PAUSE = 0.3
+"""Seconds from the end of a pipe that got too much output to the first interrupt. A shell whose command the closed pipe
+has ended reports its state in that time, which an interrupt would disturb."""
+
 LEADER_PAUSE = 0.25
 """Seconds that a program has after that to end by itself, as a shell whose command was killed."""
 
@@ -270,7 +274,9 @@ class Processes:
             capture.add(data)
             if capture.flooded:
                 self._close_pipe(process, stream)
-                self._stop(process, "output_limit")
+                if not process.why:  # most programs end by themselves when their pipe is closed
+                    process.why = "output_limit"
+                    self._deadlines.arm(process, PIPE_PAUSE)
                 return False
             self._tell(process)
         return True
