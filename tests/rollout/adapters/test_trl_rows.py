@@ -13,6 +13,8 @@ from tests.rollout.adapters.golden import assert_golden, response_row, whole_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Trajectory, Turn, group_advantages
 from toolgym.rollout.adapters.trl import check_output, to_output, to_rollout_samples
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.trajectory import Failure, Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -189,8 +191,9 @@ def test_samples_refuse_what_does_not_fit():
 def test_the_reward_function_goes_to_another_process():
     from toolgym.rollout.adapters.trl.spec import EnvReward
 
-    made = EnvReward(frozenset({EOS}))
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert made.__name__ == "toolgym_reward"
+    reward = EnvReward(load_tokenizer(tiny_policy_path()))
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy._end_ids == reward._end_ids != frozenset()
+    assert copy.__name__ == "toolgym_reward"
     with pytest.raises(ConfigError, match="belongs to a Spec"):
-        made(["x"], [[1]])
+        reward(["x"], [[1]])

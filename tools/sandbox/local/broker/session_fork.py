@@ -12,6 +12,7 @@ import fcntl
 import os
 import resource
 import select
+import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Reactor
 from toolgym.tools.sandbox.local.broker.watchdog import Watchdog
 from toolgym.tools.sandbox.local.kernel import fork_mounts
+from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
@@ -156,9 +158,11 @@ class Forks:
             parents = (numbers.helper, numbers.interpreter)
             handle = usage.child_handle(self._spec.proc, parents, claimed_pid)
         except OSError as error:
+            reason = f"the copy was not found: {error.strerror}"
+            if isinstance(error, (ProcessLookupError, FileNotFoundError)):  # it has ended already
+                reason = _failure_of(origin.copying.pending_ends[0]) or "no copy came of it"
             origin.close_pending_ends()
-            is_gone = isinstance(error, (ProcessLookupError, FileNotFoundError))
-            self._fail(fork, "error", "no copy came of it" if is_gone else f"the copy was not found: {error.strerror}")
+            self._fail(fork, "error", reason)
             return
         control, out, err = origin.copying.pending_ends
         origin.copying.pending_ends = []
@@ -183,7 +187,8 @@ class Forks:
                 for fd in roots:
                     os.close(fd)
         except OSError as error:
-            if not isinstance(error, ConnectionError) and not _has_ended(handle):  # else its closed channel says so
+            is_gone = isinstance(error, (ConnectionError, ProcessLookupError)) or _has_ended(handle)
+            if not is_gone:  # else its closed channel says so
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")
 
     def _numbers(self, channel: Channel) -> usage.Numbers:
@@ -209,6 +214,17 @@ class Forks:
         status, detail = fork.failure or ("ok", "")
         answer: SessionAnswer = {"status": status, "alive": alive, "message": detail}
         self._host.answer(fork.request, answer)
+
+
+def _failure_of(control: int) -> str:
+    """Return the reason that a copy gave on its control socket before it ended. Empty if there is none."""
+    try:
+        with socket.socket(fileno=os.dup(control)) as end:
+            data = end.recv(frames.MAX_NOTE, socket.MSG_DONTWAIT)
+        notes = [note for note in frames.ChildDecoder().feed(data) if isinstance(note, dict)]
+    except (OSError, ValueError):  # it may write anything
+        return ""
+    return next((str(note["failed"])[:MAX_REASON] for note in notes if "failed" in note), "")
 
 
 def _has_descriptors() -> bool:

@@ -34,6 +34,9 @@ _FLAGS = 6
 _EXITING = 0x4
 """PF_EXITING, of the kernel's <linux/sched.h>."""
 
+LIST_READS = 3
+"""Times that a process's list of children is searched for one of them: the kernel may skip one while another ends."""
+
 _KILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -92,7 +95,7 @@ def child_handle(proc: int, parents: Iterable[int], claimed: int) -> int:
     `parents` are numbers in `proc` of the processes whose child it can be; 0 is left out.
     Raises `ProcessLookupError` if there is no such child.
     """
-    for above in filter(None, parents):
+    for above in [*filter(None, parents)] * LIST_READS:
         for child in reversed(children(proc, above)):  # it is nearly always the last one
             here, inside = _numbers(proc, child)
             if here and inside == claimed:
