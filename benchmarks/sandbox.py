@@ -2,6 +2,7 @@
 
     python benchmarks/sandbox.py [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
     python benchmarks/sandbox.py --without TRICK,... [--level LEVEL] [--quick]      see `sandbox_measures/without.py`
+    python benchmarks/sandbox.py --shadow [--level LEVEL] [--quick]                 see `sandbox_measures/shadows.py`
 
 In process: `LocalSandbox`, beside plain `python -I -c` without any protection as the bound. Over HTTP: any server
 that speaks SandboxFusion's `/run_code` and `/run_jupyter`, each under the same client; without --url, our own is
@@ -33,6 +34,7 @@ from sandbox_measures.forks import FORK_MEASURES
 from sandbox_measures.in_process import LOCAL_MEASURES
 from sandbox_measures.over_http import measure_http, own_server
 from sandbox_measures.samples import STACK, Sample, Scale, show
+from sandbox_measures.shadows import run_shadows
 from sandbox_measures.transfers import TRANSFER_MEASURES
 from sandbox_measures.without import run_without
 
@@ -100,6 +102,23 @@ LOCAL_ROWS = (
     Row("session-cell", "cell in an open session", "p50", "ms", 0.2, "ipykernel 3.2"),
     Row("session-memory", "idle session, proportional memory (needs root)", "amount", "MB", 2.5, "ipykernel 36"),
     Row("session-fork", "fork of a session that holds 100 MB of numpy", "p50", "ms", 8.0, "AgentENV claims < 100"),
+    Row("bare-fork", "`os.fork` in a session with numpy, CPU time of each (the bound)", "amount", "ms", None),
+    Row(
+        "session-fork-cpu",
+        "`fork(n=100)` of such a session, CPU time of each; 100 in 0.3 s on 2 cores are 6 ms",
+        "amount",
+        "ms",
+        6.0,
+        bound="bare-fork",
+    ),
+    Row(
+        "session-checkpoint-cpu",
+        "a checkpoint before each turn, CPU time of each",
+        "amount",
+        "ms",
+        5.0,
+        bound="bare-fork",
+    ),
     Row("plain-forks", "plain `os.fork` of a process with numpy: 1,000 copies (the bound)", "rate", "/s", None),
     Row("plain-forks-memory", "the same, proportional memory of each (needs root)", "amount", "MB", None),
     Row(
@@ -224,6 +243,7 @@ def main() -> None:
     parser.add_argument(
         "--without", action="append", default=[], metavar="TRICK,...", help="what one trick saves, in CPU time"
     )
+    parser.add_argument("--shadow", action="store_true", help="what the shadow of a session costs each cell")
     options = parser.parse_args()
     if options.list:
         for row in (*LOCAL_ROWS, *HTTP_ROWS):
@@ -232,6 +252,9 @@ def main() -> None:
     if options.without:
         tricks = [trick for text in options.without for trick in text.split(",")]
         asyncio.run(run_without(tricks, level=options.level, quick=options.quick))
+        return
+    if options.shadow:
+        asyncio.run(run_shadows(level=options.level, quick=options.quick))
         return
     good = asyncio.run(run(options))
     sys.exit(1 if options.strict and not good else 0)

@@ -1,4 +1,4 @@
-"""Many living copies of one warm process: forks of a session, and plain `os.fork` beside them."""
+"""Forks and checkpoints of a warm session, beside `os.fork` of a plain process and of the same session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from sandbox_measures.in_process import local
-from sandbox_measures.memory import proportional_mb
+from sandbox_measures.processes import cpu_seconds, proportional_mb
 from sandbox_measures.samples import Sample, Scale
 
 from toolgym.tools.sandbox.base import Limits
@@ -33,6 +33,21 @@ for line in sys.stdin:
         os.close(theirs)
         ends.append(ours)
     print(sum(os.read(end, 1) == b"1" for end in ends), flush=True)
+"""
+
+BARE = """
+import os, resource
+def used():
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+before = used()
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        int(data.sum())
+        os._exit(0)
+    os.waitpid(child, 0)
+(used() - before) / 50 * 1e3
 """
 
 
@@ -73,9 +88,50 @@ async def measure_forks(scale: Scale) -> Sample:
     return Sample(rate, errors=int(errors), amount=memory)
 
 
+async def measure_bare_fork(scale: Scale) -> Sample:
+    """CPU time of an `os.fork` in a session: the kernel copies its mappings, and ends a copy that computed a sum."""
+    async with local(scale, templates=1) as sandbox, await sandbox.session() as session:
+        errors = (await session.run_cell(WARM)).result != SUM
+        return Sample(errors=int(errors), amount=float((await session.run_cell(BARE)).result or "nan"))
+
+
+async def measure_fork_cpu(scale: Scale) -> Sample:
+    """CPU time of a fork of many, in all processes: the host's, the broker, the session, its helper, and the fork."""
+    count = scale.sessions // 20
+    async with local(scale, limits=Limits(memory_mb=4096), templates=1) as sandbox, await sandbox.session() as session:
+        errors = (await session.run_cell(WARM)).result != SUM
+        before, wall = cpu_seconds(sandbox.template_ids) + time.process_time(), time.perf_counter()
+        forks = await session.fork(n=count)
+        wall = time.perf_counter() - wall
+        used = cpu_seconds(sandbox.template_ids) + time.process_time() - before
+        results = await asyncio.gather(*(fork.run_cell("int(data.sum())") for fork in forks))
+        errors += sum(result.result != SUM for result in results)
+        await asyncio.gather(*(fork.close() for fork in forks))
+    return Sample(count / wall, errors=int(errors), amount=used / count * 1e3)
+
+
+async def measure_checkpoint_cpu(scale: Scale) -> Sample:
+    """CPU time that a checkpoint adds to a turn. Each replaces the last one, which ends."""
+    count = scale.executions
+    async with local(scale, templates=1) as sandbox, await sandbox.session() as session:
+        errors = (await session.run_cell(WARM)).result != SUM
+        times = []
+        for saves in (False, True):
+            before = cpu_seconds(sandbox.template_ids) + time.process_time()
+            for _ in range(count):
+                if saves:
+                    await session.checkpoint("before")
+                errors += (await session.run_cell("int(data.sum())")).result != SUM
+            times.append(cpu_seconds(sandbox.template_ids) + time.process_time() - before)
+    return Sample(errors=int(errors), amount=(times[1] - times[0]) / count * 1e3)
+
+
 FORK_MEASURES: dict[str, Callable[[Scale], Awaitable[Sample]]] = {
     "plain-forks": measure_plain_forks,
     "plain-forks-memory": measure_plain_forks,
+    "bare-fork": measure_bare_fork,
+    "session-fork-cpu": measure_fork_cpu,
+    "session-checkpoint-cpu": measure_checkpoint_cpu,
     "session-forks": measure_forks,
     "session-forks-memory": measure_forks,
 }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import gymnasium
-from sandbox_measures.memory import proportional_mb
+from sandbox_measures.processes import proportional_mb
 from sandbox_measures.samples import STACK, STACK_CODE, Sample, Scale, best_of, closed_loop, percentile, summary
 
 import toolgym  # noqa: F401  registers the envs

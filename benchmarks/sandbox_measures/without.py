@@ -26,12 +26,10 @@ sandbox, tracebacks of stacks and warnings name its files, and eleven of the 1,0
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from sandbox_measures.memory import family
+from sandbox_measures.processes import cpu_seconds
 from sandbox_measures.samples import STACK, STACK_CODE, percentile, show
 
 from toolgym.tools.sandbox import LocalSandbox
@@ -62,17 +60,6 @@ of `LocalSandbox`, and needs no code.
 """
 
 WORKLOADS = ("pass", "stack", "session")
-TICK = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pids: list[int]) -> float:
-    """CPU time, user and system, of processes and all below them, those included that have ended and were reaped."""
-    ticks = 0
-    for member in {member for pid in pids for member in family(pid)}:
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, words[11:15]))
-    return ticks / TICK
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The processes of a sandbox, and their memory."""
+"""The processes of a sandbox, their memory, and their CPU time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import contextlib
 import ctypes
 import os
 import platform
+import time
 from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+CPU_CLOCK = 2
+"""CPUCLOCK_SCHED: the kernel's number of another process's CPU clock, see clock_getcpuclockid(3)."""
 
 
 def family(pid: int) -> list[int]:
@@ -23,6 +29,17 @@ def children(pid: int) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time, user and system, of processes and all below them, those included that have ended and were reaped."""
+    seconds = 0.0
+    for member in {member for pid in pids for member in family(pid)}:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            seconds += sum(map(int, words[13:15])) / TICK
+            seconds += time.clock_gettime_ns(~member << 3 | CPU_CLOCK) / 1e9
+    return seconds
 
 
 def same_memory(one: int, other: int) -> bool:
