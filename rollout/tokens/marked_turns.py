@@ -236,7 +236,8 @@ def _tags_around(
     closes = _closes(turns, between, len(turns.tags(opens)))
     if not opens or not closes or _SHOWN_PARTS.search(opens + closes):
         return None
-    elsewhere = tail + between.replace(closes, "", 1) + (turns.written(turns.message(text=True, calls=1)) or "")
+    others = (turns.message(text=True, calls=1), turns.message(calls=2))
+    elsewhere = tail + between.replace(closes, "", 1) + "".join(turns.written(other) or "" for other in others)
     shown = between if next_mark == turns.text and turns.argument not in between else ""
     frames = _text_opens(turns, header, opens, closes, shown)
     return ThinkingTags(
