@@ -12,6 +12,11 @@ from toolgym.tools.parsers.derived import CallFormat
 from toolgym.tools.schema import ToolSchema
 
 STRING = {"type": "string"}
+OPTIONS = {
+    "grid": {"type": "boolean"},
+    "font": {"type": "object", "properties": {"size": {"type": "integer"}, "face": STRING}},
+    "marks": {"type": "array", "items": {"type": ["string", "null"]}},
+}
 TOOLS = {
     schema.name: schema
     for schema in (
@@ -45,7 +50,7 @@ TOOLS = {
                 "type": "object",
                 "properties": {
                     "points": {"type": "array", "items": {"type": "number"}},
-                    "options": {"type": "object"},
+                    "options": {"type": "object", "properties": OPTIONS},
                     "title": STRING,
                     "scale": {"type": "number"},
                 },
@@ -198,6 +203,26 @@ def json_list(opens: str, closes: str = "") -> Write:
     return write
 
 
+def minimax_m3(calls: Sequence[Call]) -> list[Piece]:
+    token = "]<]minimax[>["
+
+    def value(key: str, content: Any) -> list[Piece]:
+        if isinstance(content, (dict, list)):
+            parts = content.items() if isinstance(content, dict) else [("item", part) for part in content]
+            inside = [piece for part in parts for piece in value(*part)]
+        else:
+            inside = [data(as_text(content))]
+        return [marks(f"{token}<"), data(key), marks(">"), *inside, marks(f"{token}</"), data(key), marks(">")]
+
+    pieces = [marks(f"{token}<tool_call>"), data("\n")]
+    for name, arguments in calls:
+        pieces += [marks(f'{token}<invoke name="'), data(name), marks('">')]
+        for key, content in arguments.items():
+            pieces += value(key, content)
+        pieces += [marks(f"{token}</invoke>"), data("\n")]
+    return [*pieces, marks(f"{token}</tool_call>")]
+
+
 class Format(NamedTuple):
     """A format: how it is written, our parser, and the names of SGLang's and vLLM's.
 
@@ -262,6 +287,7 @@ FORMATS: dict[str, Format] = {
         "kimi_k2",
         "kimi_k2",
     ),
+    "minimax_m3": Format(minimax_m3, "minimax_m3", "minimax-m3", "minimax_m3"),
     "gpt_oss": Format(gpt_oss, "gpt_oss", "", ""),
     "phi4_mini": Format(json_list("functools"), "phi4_mini", "", "phi4_mini_json"),
     "phi4_mini (tags)": Format(json_list("<|tool_call|>", "<|/tool_call|>"), "phi4_mini", "", ""),

@@ -52,6 +52,7 @@ PROBE_TOOL = ToolSchema(
             "flag": {"type": "boolean"},
             "nothing": {"type": "null"},
             "items": {"type": "array", "items": {"type": "string"}},
+            "marks": {"type": "array", "items": {"type": ["integer", "boolean"]}},
             "options": {
                 "type": "object",
                 "properties": {
@@ -98,7 +99,7 @@ PROBES = (
     _one("numbers", {"count": -3, "ratio": 2.5}),
     _one("booleans", {"flag": True}),
     _one("null", {"nothing": None}),
-    _one("lists", {"items": ["a", 1, True]}),
+    _one("lists", {"items": ["a", "5"], "marks": [1, True]}),
     _one("objects", {"options": {"depth": {"most": 3}, "names": ["a", "b"]}}),
     _one("line breaks", {"word": "def f(x):\n    return x\n\n# end", "more": "den"}),
     _one("quotes", {"word": 'say "hi", it\'s \\n', "more": "den"}),

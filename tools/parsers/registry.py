@@ -29,6 +29,7 @@ _PARSERS = {
     "glm45": "glm:parse_glm",
     "hy3": "glm:parse_hy3",
     "kimi_k2": "kimi:parse_kimi",
+    "minimax_m3": "minimax_m3:parse_minimax_m3",
     "gpt_oss": "gpt_oss:parse_gpt_oss",
     "phi4_mini": "phi4_mini:parse_phi4_mini",
     "functionary": "functionary:parse_functionary",
@@ -43,6 +44,7 @@ _ALIASES = {
     "glm": "glm45",
     "glm47": "glm45",
     "gpt-oss": "gpt_oss",
+    "minimax-m3": "minimax_m3",
     "phi4_mini_json": "phi4_mini",
 }
 _SGLANG = "sglang:"
@@ -62,6 +64,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mistral": (("[TOOL_CALLS]",), ()),
     "lfm2": (("<|tool_call_start|>[",), ()),
     "pythonic": (("[func_name1(",), ()),
+    "minimax_m3": (("]<]minimax[>[", "<invoke name="), ()),
     "phi4_mini": (("functools[",), ()),
     "functionary": ((">>>${recipient}",), ()),
     "llama3": (('{"name": ', '"parameters": ', "<|start_header_id|>"), ("[func_name1(", "<tool_call>")),
@@ -98,6 +101,7 @@ def get_parser(name: str) -> Parser:
             | `glm45` | GLM 4.5, 4.6, 4.7 | `glm`, `glm47` |
             | `hy3` | Hy3 (Hunyuan 3) | |
             | `kimi_k2` | Kimi K2, K2 Thinking, K2.5 | |
+            | `minimax_m3` | MiniMax M3 | `minimax-m3` |
             | `gpt_oss` | gpt-oss | `gpt-oss` |
             | `phi4_mini` | Phi-4-mini | `phi4_mini_json` |
             | `functionary` | functionary 3.2 | |

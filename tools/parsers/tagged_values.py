@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ToolgymError
@@ -195,10 +195,11 @@ def typed(
         return dict(texts)
     root = schema.parameters
     properties, others = root.get("properties", {}), root.get("additionalProperties")
-    return {key: _typed(text, _types(properties.get(key, others), root), nulls) for key, text in texts.items()}
+    return {key: typed_text(text, types_of(properties.get(key, others), root), nulls) for key, text in texts.items()}
 
 
-def _typed(text: str, types: set[str] | None, nulls: Collection[str]) -> Any:
+def typed_text(text: str, types: set[str] | None, nulls: Collection[str] = NULLS) -> Any:
+    """Type one value by the names of types that `types_of` gives; see `typed`."""
     if types is None:
         return text
     bare = text.strip()
@@ -226,7 +227,8 @@ def _python_literal(text: str) -> tuple[Any, str]:
     return value, "" if end == len(text) else "text follows the value"
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
+    """Return the types that a schema, a part of the schema `root`, allows; None if it leaves them open."""
     if not isinstance(schema, Mapping) or depth > 20:
         return None
     alternatives: list[set[str]] = []
@@ -237,15 +239,46 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | N
     if values is not None:
         alternatives.append({_type_of(value) for value in values})
     if isinstance(reference := schema.get("$ref"), str):
-        alternatives.append(_types(_resolve(reference, root), root, depth + 1) or set())
+        alternatives.append(types_of(_resolve(reference, root), root, depth + 1) or set())
     for rule in ("anyOf", "oneOf"):
-        parts = [_types(part, root, depth + 1) for part in schema.get(rule, [])]
+        parts = [types_of(part, root, depth + 1) for part in schema.get(rule, [])]
         if parts:
             alternatives.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
-    alternatives += [part for part_schema in schema.get("allOf", []) if (part := _types(part_schema, root, depth + 1))]
+    alternatives += [
+        part for part_schema in schema.get("allOf", []) if (part := types_of(part_schema, root, depth + 1))
+    ]
     alternatives = [part for part in alternatives if part]
     whole = [part | {"integer"} if "number" in part else part for part in alternatives]
     return set.intersection(*whole) or None if whole else None
+
+
+def schema_inside(schema: Any, root: Mapping[str, Any], key: str | None = None) -> Any:
+    """Return the schema of a list's items, or of an object's property `key`; None if the schema has none.
+
+    Args:
+        schema: the schema of the list or object.
+        root: the whole schema, which `$ref` points into.
+        key: the property; None for the items of a list.
+    """
+    found = list(_schemas_inside(schema, root, key, 0))
+    return found[0] if len(found) == 1 else {"anyOf": found} if found else None
+
+
+def _schemas_inside(schema: Any, root: Mapping[str, Any], key: str | None, depth: int) -> Iterator[Any]:
+    if not isinstance(schema, Mapping) or depth > 20:
+        return
+    if key is None:
+        inside = schema.get("items")
+    else:
+        properties = schema.get("properties", {})
+        inside = properties[key] if key in properties else schema.get("additionalProperties")
+    if isinstance(inside, Mapping):
+        yield inside
+    if isinstance(reference := schema.get("$ref"), str):
+        yield from _schemas_inside(_resolve(reference, root), root, key, depth + 1)
+    for rule in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(rule, []):
+            yield from _schemas_inside(part, root, key, depth + 1)
 
 
 def _type_of(value: Any) -> str:

@@ -28,6 +28,7 @@ FORMATS = [
     "glm45",
     "hy3",
     "kimi_k2",
+    "minimax_m3",
     "gpt_oss",
 ]
 
@@ -47,6 +48,8 @@ MARKERS = [
     *["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>functions.f:0"],
     *["<|tool_call_argument_begin|>", "<|tool_call_end|>"],
     *["<|start|>assistant", "<|channel|>analysis", "<|channel|>commentary to=functions.f", "<|message|>"],
+    *["]<]minimax[>[", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>", ']<]minimax[>[<invoke name="f">'],
+    *["]<]minimax[>[</invoke>", "]<]minimax[>[<item>", "]<]minimax[>[</item>"],
     *["<search>", "</search>"],
     *["<|call|>", "<|end|>", "<|return|>", "<|constrain|>json"],
     *[
@@ -92,6 +95,7 @@ def test_no_text_makes_a_parser_raise(name, text, starts_open, first_id):
         assert error.raw in text
     if not requests and name != "gpt_oss":
         drop = [
+            "]<]minimax[>[</tool_call>",
             "<｜tool▁calls▁end｜>",
             "<|tool_calls_section_end|>",
             "</｜DSML｜function_calls>",
@@ -254,6 +258,7 @@ OPENINGS = {
         "<tool_calls:opensource>",
     ],
     "kimi_k2": ["<|tool_call_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>["],
+    "minimax_m3": [']<]minimax[>[<invoke name="f">]<]minimax[>[<a>', "]<]minimax[>[<item>", "]<]minimax[>["],
     "phi4_mini": ["functools[", '{"name": ', '\n{"name": "f", "arguments": ', "<|tool_call|>"],
     "functionary": ["\n>>>f\n", ">>>", "f{", ">>>f "],
     "gpt_oss": ["<|channel|>analysis<|message|>", "<|channel|>commentary to=f<|message|>{"],
@@ -275,6 +280,7 @@ def test_a_megabyte_made_to_be_slow_is_read_in_linear_time(name):
 def test_no_more_than_so_many_requests_are_read_of_one_turn(name):
     one = {"hy3": "<tool_call:opensource>f<tool_sep:opensource></tool_call:opensource>"}
     one |= {"glm45": "<tool_call>f\n</tool_call>", "qwen3_coder": "<tool_call><function=f></function></tool_call>"}
+    one |= {"minimax_m3": ']<]minimax[>[<invoke name="f">]<]minimax[>[</invoke>'}
     piece = one.get(name) or {
         **JSON_RENDERERS,
         "deepseekv32": lambda calls: TEXT_RENDERERS["deepseekv32"]("f", {}),
