@@ -283,7 +283,7 @@ async def evaluate(
                 histories[i] = histories[i] + chat.extend(results)
     finally:
         await interpreter.close()
-    for i in range(show):
+    for i in range(min(show, episodes)):
         print(f"--- truth {tasks[i].ground_truth}, {'solved' if i in solved else 'failed'}")
         print(chat.decode(histories[i]))
     return Figures(

@@ -57,7 +57,7 @@ class Answering(Engine):
         ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)
         digest = hashlib.sha256(repr((request.prompt_ids, seed)).encode()).digest()
         logprobs = tuple(-digest[place % 32] / 100 for place in range(len(ids)))
-        return Generation(ids, logprobs, FinishReason.STOP, ("1",) * len(ids))
+        return Generation(ids, logprobs, FinishReason.STOP, (self.weight_version,) * len(ids))
 
 
 def command(arguments: list[str], asked: str, output: str) -> None:
