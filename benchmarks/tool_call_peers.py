@@ -102,8 +102,9 @@ def vllm_reader(tools: Tools) -> ReadBy:
 READERS: dict[str, Callable[[Tools], ReadBy]] = {"sglang": sglang_reader, "vllm": vllm_reader}
 
 
-def serve_child(pipe: Connection, read: ReadBy) -> None:
+def serve_child(others_end: Connection, pipe: Connection, read: ReadBy) -> None:
     """Answer texts until the pipe closes. The kernel ends the process when a text takes too long."""
+    others_end.close()  # this process has a copy of it, and would never see the pipe close
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while True:
         try:
@@ -129,7 +130,7 @@ class Child:
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=serve_child, args=(other, self._read), daemon=True)
+        self._process = context.Process(target=serve_child, args=(self._pipe, other, self._read), daemon=True)
         self._process.start()
         other.close()
 
