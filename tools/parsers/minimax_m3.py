@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from toolgym.tools.parsers.base import Parser
@@ -115,7 +115,7 @@ def _require_plain(node: _Node, call: _Node, at: int, name: str) -> None:
         raise MalformedError(f"{twice!r} occurs twice", at, name)
 
 
-def _value(node: _Node, schema: Any, *, root: Mapping[str, Any], nulls: tuple[str, ...]) -> Any:
+def _value(node: _Node, schema: Any, *, root: Mapping[str, Any], nulls: Collection[str]) -> Any:
     types = types_of(schema, root)
     if not node.parts:
         text = "".join(node.text)

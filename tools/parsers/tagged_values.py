@@ -260,8 +260,8 @@ def schema_inside(schema: Any, root: Mapping[str, Any], key: str | None = None) 
         root: the whole schema, which `$ref` points into.
         key: the property; None for the items of a list.
     """
-    found = list(_schemas_inside(schema, root, key, 0))
-    return found[0] if len(found) == 1 else {"anyOf": found} if found else None
+    schemas = list(_schemas_inside(schema, root, key, 0))
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None
 
 
 def _schemas_inside(schema: Any, root: Mapping[str, Any], key: str | None, depth: int) -> Iterator[Any]:
