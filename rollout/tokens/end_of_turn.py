@@ -196,43 +196,62 @@ def _call_terminators(
     """The terminators of a call and of two calls; sets `template.json_arguments` if the template wants it so."""
     for as_json in (False, True):
         template.json_arguments = as_json
-        ways = [_call_terminator(template, encoder, mark, [name] * count, answer, closing) for count in (1, 2)]
-        if any(way is not None for way in ways):
-            return [way for way in ways if way is not None]
+        ways = [_ends_of_calls(template, encoder, mark, [name] * count, answer, closing) for count in (1, 2)]
+        if any(ways):
+            return [terminator for way in ways for terminator in way]
     template.json_arguments = False
     return []
 
 
-def _call_terminator(
+def _ends_of_calls(
     template: ChatTemplate,
     encoder: SafeEncoder,
     mark: str,
     names: Sequence[str],
     answer: Sequence[Terminator],
     closing: _Closing,
-) -> Terminator | None:
-    """The terminator of the last call; without an end if the template has none, None if it renders no calls."""
+) -> tuple[Terminator, ...]:
+    """Return the terminators of the last call: as its turn is sampled, then as it is in history, if that differs.
+
+    A terminator has no end if the template has none. There are no terminators if the template renders no calls.
+    """
     message = called(mark, names)
     results = [tool("z", tool_call_id=PROBE_IDS[number], name=name) for number, name in enumerate(names)]
     alone = _try(template, mark, [user("x"), message], generation_prompt=False)
     later = _try(template, mark, [user("x"), message, *results])
     if alone is None or later is None:
-        return None
+        return ()
     alone, later = (text.replace(results[-1]["tool_call_id"], _ID) for text in (alone, later))
     if not answer:
-        return Terminator(alone, "") if later.startswith(alone) else None
+        return (Terminator(alone, ""),) if later.startswith(alone) else ()
     shared = shared_beginning(alone, later)
     run = [Terminator(shared[: control.end()], control.group()) for control in encoder.all_controls(shared)]
-    as_answer = next((terminator for terminator in run if terminator.end == answer[0].end), None)
+    as_answer = _up_to(encoder, shared, answer[0].end)
     if as_answer is not None:
-        return as_answer
+        return (as_answer,)
     sampled = closing.of(run)
-    if sampled is not None and sampled.end in _between_calls(template, mark, names[0]):
+    if sampled is None:
+        # Apriel writes the ids of calls only once the conversation goes on, and 1.6 also the turn's end.
+        result = encoder.nonce + "r"
+        further = [{**message, "content": result} for message in results]
+        turn = (_try(template, mark, [user("x"), message, *further]) or "").partition(result)[0]
+        in_history = _up_to(encoder, turn.replace(results[-1]["tool_call_id"], _ID), answer[0].end)
+        if in_history is None:
+            return ()
+        last = _up_to(encoder, alone, answer[0].end)
+        return (in_history,) if last is None else (last, in_history)
+    if sampled.end in _between_calls(template, mark, names[0]):
         # It closes each call, and what the template writes next ends the turn: Gemma 4 opens the tool's response.
         follows = encoder.first_control(later, len(sampled.text))
         if follows is not None and not later[len(sampled.text) : follows.start()].strip():
-            return Terminator(later[: follows.end()], follows.group())
-    return sampled
+            return (Terminator(later[: follows.end()], follows.group()),)
+    return (sampled,)
+
+
+def _up_to(encoder: SafeEncoder, text: str, end: str) -> Terminator | None:
+    """Return the terminator that is the text up to its first `end`; None if that is not in it."""
+    control = next((control for control in encoder.all_controls(text) if control.group() == end), None)
+    return None if control is None else Terminator(text[: control.end()], end)
 
 
 def _further(encoder: SafeEncoder, alone: str, later: str, inside: Mapping[str, str]) -> list[Terminator]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.tokens.template_check import byte_tokenizer
+from toolgym.rollout.tokens.template_check import byte_tokenizer, check_template
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.parsers import get_parser, parser_for_template
 from toolgym.tools.schema import ToolSchema
@@ -96,6 +96,26 @@ def test_a_template_that_refuses_the_probes_keeps_the_parser_of_its_marks():
     renderer = ChatRenderer(byte_tokenizer(refusal + template(calls)), [LOOK])
     assert renderer.parser is get_parser("mistral")
     assert not renderer.parser_proof.proven
+
+
+IDS_IN_HISTORY = """
+<calls>[{%- for k in m.tool_calls -%}
+{"name": "{{ k.function.name }}", "arguments": {{ k.function.arguments | tojson }}
+{%- if not last %}, "id": "{{ k.id }}"{% endif %}}{{ ', ' if not loop.last }}
+{%- endfor -%}]</calls>"""
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "{% if not last %}<|im_end|>{% endif %}"], ids=["end", "end later"])
+def test_calls_that_the_template_writes_otherwise_once_the_conversation_goes_on_are_read(end):
+    text = template(IDS_IN_HISTORY.replace("<calls>", "<|calls|>")).replace("<|im_end|>", end)
+    text = text.replace("{%- if m.content", "{%- set last = loop.last and m.role == 'assistant' -%}{%- if m.content", 1)
+    tokenizer = byte_tokenizer(text)
+    renderer = ChatRenderer(tokenizer, [LOOK])
+    assert renderer.facts.tool_calls_rendered
+    assert (renderer.parser_proof.proven, renderer.parser_proof.unread) == (True, ())
+    turn = renderer.parser('<|calls|>[{"name": "look", "arguments": {"x": "fox"}}]</calls>', schemas={"look": LOOK})
+    assert [(call.name, call.arguments) for call in turn.calls] == [("look", {"x": "fox"})]
+    assert check_template(tokenizer, [LOOK]).exact
 
 
 TAGGED = """
