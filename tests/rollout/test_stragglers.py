@@ -197,6 +197,7 @@ async def test_a_carried_episode_goes_on_in_mid_turn_with_its_tools_and_newer_we
         engine.version = "8"
         holding.set()
         second = await runner.run(tasks("c"), plan=GroupPlan(groups=2))
+        second.sort(key=lambda each: (each.task_id != "slow", each.sample_index))  # either group may end first
         assert [(one.task_id, one.sample_index) for one in second] == [("slow", 0), ("slow", 1), ("c", 0), ("c", 1)]
     for one in second[:2]:
         assert [len(turn.tool_calls) for turn in one.turns] == [1, 0]
