@@ -156,6 +156,9 @@ def read_value(encoded: Any) -> Any:
 
 
 def _hashable(key: Any) -> Any:
+    """Return a key that a dictionary takes. Only a forged value has a dictionary as a key."""
+    if isinstance(key, dict):
+        return Other("a dictionary")
     return tuple(map(_hashable, key)) if isinstance(key, list) else key
 
 

@@ -8,7 +8,7 @@ import struct
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from toolgym.tools.judge import AssertTest, FunctionTest, VerdictStatus
@@ -291,6 +291,8 @@ def task_of(test):
 
 
 @settings(max_examples=9 * settings.default.max_examples, deadline=None)
+@example("the value of a function", {"dict": [({"dict": []}, None)]}, [])
+@example("the value of a function", {"dict": [([{"dict": []}], None)]}, [])
 @given(
     st.sampled_from(sorted(TESTS)),
     st.just({"dict": []}) | FUNCTION | FOUND | VALUES,
