@@ -5,14 +5,15 @@
     <item>1]<]minimax[>[</item>]<]minimax[>[<item>2]<]minimax[>[</item>]<]minimax[>[</points>]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-(The lines of the second row are one line.) Decisions, each with a test:
+A call is one line; it is broken here to fit. Decisions, each with a test:
 
-* A tag is one of the format only behind the token `]<]minimax[>[`. Any other tag is data.
+* The token `]<]minimax[>[` stands in front of each tag of the format. A tag without it is data.
 * A value without tags in it is text, white space included; the tool's schema types it
   (`toolgym.tools.parsers.tagged_values`). Without text, an array is `[]` and an object is `{}`.
-* A value with tags in it has nothing but white space around them. It is a list if all tags are named `item`, unless
-  the schema wants an object.
-* Each tag must be closed by its own name. Text beside tags is an error: a tag may be missing or misspelt.
+* A value is either text or tags; white space between tags does not count. Text and tags together are an error, since a
+  tag may be missing or misspelt.
+* A value with tags is a list if all of them are named `item`, unless the schema wants an object.
+* A closing tag must have the name of the tag that was opened last.
 * A call counts with or without the block's tags around it; a block without a call is an error.
 * The token outside of any call is an error, as is a key that occurs twice.
 """
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from toolgym.tools.parsers.base import Parser
 from toolgym.tools.parsers.scan import TurnBuilder, add_stray, came, region_end, scan, skip_space
+from toolgym.tools.parsers.strict_json import MAX_DEPTH
 from toolgym.tools.parsers.tagged_values import MalformedError, add_malformed, schema_inside, typed_text, types_of
 
 MARK = "]<]minimax[>["
@@ -33,13 +35,11 @@ BLOCK, END_BLOCK = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 OPEN, CLOSE = f"{MARK}<invoke", f"{MARK}</invoke>"
 SHAPE = f'{BLOCK}\n{OPEN} name="tool">{MARK}<key>value{MARK}</key>{CLOSE}\n{END_BLOCK}'
 
-MAX_DEPTH = 64
-"""How many tags may be open at once in a call."""
-
 _ITEM = "item"
 _HEAD = re.compile(r'\s+name="([^"<>]+)"\s*>')
 _TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>\n]+)>")
-_OPENER = "|".join(map(re.escape, (BLOCK, END_BLOCK, OPEN, MARK))) + r"(?!<?[a-z_]*\Z)"  # a turn may be cut in a tag
+_CUT_TAG = r"<?[a-z_]*\Z"
+_OPENER = "|".join([*map(re.escape, (BLOCK, END_BLOCK, OPEN)), f"{re.escape(MARK)}(?!{_CUT_TAG})"])
 
 
 class _Node(NamedTuple):
@@ -87,7 +87,7 @@ def _invocation(text: str, at: int) -> tuple[str, _Node, int]:
         node = open_nodes[-1]
         node.text.append(text[at:start])
         tag = _TAG.match(text, start)
-        if tag is None or text.startswith((BLOCK, END_BLOCK), start) or _HEAD.match(text, start + len(OPEN)):
+        if tag is None or (text.startswith(OPEN, start) and _HEAD.match(text, start + len(OPEN))):
             raise MalformedError(f"expected a tag after {MARK}, {came(text, start + len(MARK))}", start, name)
         at = tag.end()
         if not tag[1]:
@@ -99,16 +99,17 @@ def _invocation(text: str, at: int) -> tuple[str, _Node, int]:
             continue
         if tag[2] != node.key:
             raise MalformedError(f"expected {MARK}</{node.key}>, got {tag.group()}", start, name)
-        _require_plain(node, call, start, name)
+        _check_value(node, call, start, name)
         open_nodes.pop()
     return name, call, at
 
 
-def _require_plain(node: _Node, call: _Node, at: int, name: str) -> None:
-    """Raise an error if a value has text beside its tags, or a key twice."""
-    if (node.parts or node is call) and (beside := "".join(node.text).strip()):
-        of = f"the value of {node.key!r}" if node is not call else "the call"
-        raise MalformedError(f"{of} has text beside its tags, {beside[:30]!r}: a tag may be missing", at, name)
+def _check_value(node: _Node, call: _Node, at: int, name: str) -> None:
+    """Raise MalformedError if a value has both text and tags, or the same key twice."""
+    text = "".join(node.text).strip()
+    if text and (node.parts or node is call):
+        value = "the call" if node is call else f"the value of {node.key!r}"
+        raise MalformedError(f"{value} has text between its tags, {text[:30]!r}: a tag may be missing", at, name)
     keys = [part.key for part in node.parts]
     if len(set(keys)) < len(keys) and (node is call or set(keys) != {_ITEM}):
         twice = next(key for key in keys if keys.count(key) > 1)

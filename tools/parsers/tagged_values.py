@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.tools.errors import ToolgymError
@@ -19,6 +19,9 @@ from toolgym.tools.schema import ToolSchema
 
 _PYTHON = {"True": True, "False": False, "None": None}
 """Chat templates of such formats write these values with Python's `str`."""
+
+_MAX_DEPTH = 20
+"""How deep types are looked for in references and unions of a schema."""
 
 _TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 
@@ -198,8 +201,8 @@ def typed(
     return {key: typed_text(text, types_of(properties.get(key, others), root), nulls) for key, text in texts.items()}
 
 
-def typed_text(text: str, types: set[str] | None, nulls: Collection[str] = NULLS) -> Any:
-    """Type one value by the names of types that `types_of` gives; see `typed`."""
+def typed_text(text: str, types: set[str] | None, nulls: Collection[str]) -> Any:
+    """Type one value. `types` is what `types_of` returns for its schema; the rules are those of `typed`."""
     if types is None:
         return text
     bare = text.strip()
@@ -227,10 +230,24 @@ def _python_literal(text: str) -> tuple[Any, str]:
     return value, "" if end == len(text) else "text follows the value"
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
+def types_of(schema: Any, root: Mapping[str, Any]) -> set[str] | None:
     """Return the types that a schema, a part of the schema `root`, allows; None if it leaves them open."""
-    if not isinstance(schema, Mapping) or depth > 20:
+    return _types(schema, root, 0, {})
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int, known: dict[int, set[str] | None]) -> set[str] | None:
+    """See `types_of`. `known` has the types of schemas by their `id`, since many may refer to one, or to each other."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
+    if id(schema) not in known:
+        known[id(schema)] = None
+        known[id(schema)] = _types_of_parts(schema, root, depth, known)
+    return known[id(schema)]
+
+
+def _types_of_parts(
+    schema: Mapping[str, Any], root: Mapping[str, Any], depth: int, known: dict[int, set[str] | None]
+) -> set[str] | None:
     alternatives: list[set[str]] = []
     if "type" in schema:
         kind = schema["type"]
@@ -239,13 +256,13 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] |
     if values is not None:
         alternatives.append({_type_of(value) for value in values})
     if isinstance(reference := schema.get("$ref"), str):
-        alternatives.append(types_of(_resolve(reference, root), root, depth + 1) or set())
+        alternatives.append(_types(_resolve(reference, root), root, depth + 1, known) or set())
     for rule in ("anyOf", "oneOf"):
-        parts = [types_of(part, root, depth + 1) for part in schema.get(rule, [])]
+        parts = [_types(part, root, depth + 1, known) for part in schema.get(rule, [])]
         if parts:
             alternatives.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
     alternatives += [
-        part for part_schema in schema.get("allOf", []) if (part := types_of(part_schema, root, depth + 1))
+        part for part_schema in schema.get("allOf", []) if (part := _types(part_schema, root, depth + 1, known))
     ]
     alternatives = [part for part in alternatives if part]
     whole = [part | {"integer"} if "number" in part else part for part in alternatives]
@@ -260,25 +277,30 @@ def schema_inside(schema: Any, root: Mapping[str, Any], key: str | None = None) 
         root: the whole schema, which `$ref` points into.
         key: the property; None for the items of a list.
     """
-    schemas = list(_schemas_inside(schema, root, key, 0))
+    inside: dict[int, Any] = {}
+    visited: set[int] = set()
+    left = [schema]
+    while left:
+        part = left.pop()
+        if not isinstance(part, Mapping) or id(part) in visited:
+            continue
+        visited.add(id(part))
+        properties = part.get("properties")
+        if key is None:
+            value = part.get("items")
+        elif isinstance(properties, Mapping) and key in properties:
+            value = properties[key]
+        else:
+            value = part.get("additionalProperties")
+        if isinstance(value, Mapping):
+            inside[id(value)] = value
+        if isinstance(reference := part.get("$ref"), str):
+            left.append(_resolve(reference, root))
+        for rule in ("anyOf", "oneOf", "allOf"):
+            parts = part.get(rule)
+            left += parts if isinstance(parts, list) else []
+    schemas = list(inside.values())
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None
-
-
-def _schemas_inside(schema: Any, root: Mapping[str, Any], key: str | None, depth: int) -> Iterator[Any]:
-    if not isinstance(schema, Mapping) or depth > 20:
-        return
-    if key is None:
-        inside = schema.get("items")
-    else:
-        properties = schema.get("properties", {})
-        inside = properties[key] if key in properties else schema.get("additionalProperties")
-    if isinstance(inside, Mapping):
-        yield inside
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _schemas_inside(_resolve(reference, root), root, key, depth + 1)
-    for rule in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(rule, []):
-            yield from _schemas_inside(part, root, key, depth + 1)
 
 
 def _type_of(value: Any) -> str:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolgym.tools.parsers import get_parser
-from toolgym.tools.parsers.minimax_m3 import BLOCK, CLOSE, END_BLOCK, MARK, MAX_DEPTH, OPEN
+from toolgym.tools.parsers.minimax_m3 import BLOCK, CLOSE, END_BLOCK, MARK, OPEN
+from toolgym.tools.parsers.strict_json import MAX_DEPTH
 from toolgym.tools.schema import ToolSchema
 
 DEEP = {"depth": {"type": "object", "properties": {"most": {"type": "integer"}}}}
@@ -61,6 +62,8 @@ TABLE = [
     ("without a block", A1, "", [("f", {"a": 1})], [], ""),
     ("an unknown tool", block(call(tag("x", tag("item", "1")), "g")), None, [("g", {"x": ["1"]})], [], ""),
     ("a thought", f"<think>{A1}</think>Done", f"<think>{A1}</think>Done", [], [], ""),
+    ("a text like a head", block(call(tag("s", '1234 name="x">'))), None, [("f", {"s": '1234 name="x">'})], [], ""),
+    ("a key like a block", block(call(tag("tool_call", "1"))), None, [("f", {"tool_call": "1"})], [], ""),
     ("an empty block", block(), None, [], ["malformed_call"], "no ]<]minimax[>[<invoke"),
     ("no name", block(f"{OPEN}>{CLOSE}"), None, [], ["malformed_call"], 'expected name="tool">'),
     ("no closing tag", block(call(f"{MARK}<a>1")), None, [], ["malformed_call"], "expected ]<]minimax[>[</a>"),
@@ -80,9 +83,9 @@ TABLE = [
         ["malformed_call"],
         "expected ]<]minimax[>[</s>",
     ),
-    ("text beside tags", block(call(tag("o", "x" + tag("b")))), None, [], ["malformed_call"], "'o' has text beside"),
+    ("text and tags", block(call(tag("o", "x" + tag("b")))), None, [], ["malformed_call"], "'o' has text between"),
     ("a misspelt tag", block(call(f"{MARK}<s>x{MARK}</t>")), None, [], ["malformed_call"], "got ]<]minimax[>[</t>"),
-    ("text in a call", block(call("x" + tag("a", "1"))), None, [], ["malformed_call"], "the call has text beside"),
+    ("text in a call", block(call("x" + tag("a", "1"))), None, [], ["malformed_call"], "the call has text between"),
     ("a token alone", block(call(tag("s", f"x{MARK}y"))), None, [], ["malformed_call"], "expected a tag after"),
     ("a key twice", block(call(tag("a", "1") * 2)), None, [], ["malformed_call"], "'a' occurs twice"),
     ("a key twice inside", block(call(tag("o", tag("b") * 2))), None, [], ["malformed_call"], "'b' occurs twice"),
@@ -90,7 +93,7 @@ TABLE = [
     ("cut", BLOCK + f'{OPEN} name="f">{MARK}<a>1', "", [], ["unclosed_tag"], "Send the whole call again"),
     ("cut in the block's tag", f"Hi. {BLOCK[:-3]}", "Hi. ", [], ["unclosed_tag"], "Send the whole call again"),
     ("outside", f"{tag('a', '1')}{CLOSE}{END_BLOCK}", None, [], ["malformed_call"], "stands outside of a call"),
-    ("too deep", block(call(f"{MARK}<o>" * 99)), None, [], ["malformed_call"], f"more than {MAX_DEPTH} tags are open"),
+    ("too deep", block(call(f"{MARK}<o>" * 999)), None, [], ["malformed_call"], f"more than {MAX_DEPTH} tags are open"),
 ]
 
 
@@ -113,6 +116,18 @@ def test_the_schema_types_the_parts_of_lists_and_objects():
     assert read(tag("either")) == {"either": ""}
     assert read(tag("all", tag("flag", "true"))) == {"all": {"flag": True}}
     assert read(tag("more", tag("item", "false"))) == {"more": [False]}
+
+
+def test_unions_of_recursive_types_take_linear_time():
+    operands = {"anyOf": [{"$ref": "#/$defs/add"}, {"$ref": "#/$defs/multiply"}, {"$ref": "#/$defs/any"}]}
+    operation = {"type": "object", "properties": {"left": operands, "value": {"type": "integer"}}}
+    kinds = {"add": operation, "multiply": dict(operation), "any": operands}
+    schema = {"type": "object", "properties": {"left": operands}, "$defs": kinds}
+    inside, value = tag("value", "5"), {"value": 5}
+    for _ in range(MAX_DEPTH - 2):
+        inside, value = tag("left", inside), {"left": value}
+    turn = get_parser("minimax_m3")(block(call(inside)), schemas={"f": ToolSchema("f", "", schema)})
+    assert [one.arguments for one in turn.calls] == [value]
 
 
 words = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: MARK not in text)
