@@ -1,4 +1,4 @@
-"""Forks and checkpoints of a warm session, beside `os.fork` of a plain process and of the same session."""
+"""Forks and checkpoints of a warm session. `os.fork` in a plain process and in the same session are the bounds."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _ends_of_calls(
         return (as_answer,)
     sampled = closing.of(run)
     if sampled is None:
-        # Apriel writes the ids of calls only once the conversation goes on, and 1.6 also the turn's end.
+        # Apriel 1.5 writes the ids of calls only if other messages follow. So does 1.6 with the token that ends a turn.
         result = encoder.nonce + "r"
         further = [{**message, "content": result} for message in results]
         turn = (_try(template, mark, [user("x"), message, *further]) or "").partition(result)[0]
